@@ -1,0 +1,209 @@
+"""Settings and folders: the only reader of environment variables, configuration files and OS paths.
+
+Each setting comes from its default, then `config.toml`, then its `NEMOLOCAL_…` variable, then its flag;
+the last one given wins, and `Config.sources` says which it was. Knows nothing of models or servers.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from nemolocal.errors import ConfigError
+
+APP = "nemolocal"
+PREFIX = "NEMOLOCAL_"
+DEFAULT_PORT = 6366
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The folders that NemoLocal writes to, each made on first use."""
+
+    data: Path
+    cache: Path
+    config: Path
+    logs: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.config / "config.toml"
+
+
+def _setting(default: Any, help_: str, *, secret: bool = False, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"help": help_, "secret": secret, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every setting. The field's name is the key in config.toml; the variable is NEMOLOCAL_ and the name
+    in capitals; the flag is the name with dashes."""
+
+    host: str = _setting("127.0.0.1", "address to listen on; anything but loopback needs an API key")
+    port: int = _setting(DEFAULT_PORT, "port to listen on")
+    api_key: str = _setting("", "key that clients must send", secret=True)
+    allow_origin: tuple[str, ...] = _setting((), "web origins or host names that may call the port")
+    model: str = _setting("", "model that is used when a request or command names none")
+    models_dir: str = _setting("", "folder of model files (default: models, below the data folder)")
+    offline: bool = _setting(False, "make no network call at all")
+    hardware: str = _setting("", "hardware profile (TOML) in place of detection")
+    ctx: int = _setting(0, "context in tokens; 0 lets the plan choose")
+    slots: int = _setting(0, "answers written at the same time; 0 lets the plan choose")
+    kv: str = _setting("f16", "type of the KV cache", choices=("f16", "q8_0", "q4_0"))
+    gpu: tuple[str, ...] = _setting((), "GPUs to use, by UUID or index; empty means all")
+    split: str = _setting("auto", "how layers are split over GPUs", choices=("auto", "layer", "tensor"))
+    gpu_layers: int = _setting(-1, "layers on the GPUs; -1 lets the plan choose")
+    threads: int = _setting(0, "CPU threads; 0 means the physical cores")
+    margin_mib: int = _setting(1024, "MiB that a plan leaves free on each GPU")
+    queue: int = _setting(512, "requests that may wait for a slot before new ones get 429")
+    temperature: float = _setting(0.8, "sampling temperature where a request names none")
+    top_p: float = _setting(0.95, "nucleus sampling where a request names none")
+    top_k: int = _setting(40, "top-k sampling where a request names none")
+    min_p: float = _setting(0.05, "min-p sampling where a request names none")
+    log_level: str = _setting("info", "detail of the log file", choices=("debug", "info", "warning", "error"))
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The effective settings, where each came from, and the folders.
+
+    `sources` maps a setting's name to "default", "file", "env" or "flag". `cuda_visible_devices` is the
+    user's CUDA_VISIBLE_DEVICES, None when unset.
+    """
+
+    settings: Settings
+    sources: Mapping[str, str]
+    paths: Paths
+    cuda_visible_devices: str | None = None
+
+    @property
+    def models_dir(self) -> Path:
+        chosen = self.settings.models_dir
+        return Path(chosen).expanduser() if chosen else self.paths.data / "models"
+
+
+def load(flags: Mapping[str, Any] | None = None, *, env: Mapping[str, str] | None = None) -> Config:
+    """Read the configuration.
+
+    `flags` holds settings given on the command line; None values are treated as not given.
+    Raises ConfigError for unknown keys and for values of the wrong type, naming the source.
+    """
+    environment = os.environ if env is None else env
+    paths = find_paths(environment)
+    known = {f.name: f for f in fields(Settings)}
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(known, "default")
+
+    def take(name: str, raw: Any, source: str, where: str) -> None:
+        values[name] = _convert(known[name], raw, where)
+        sources[name] = source
+
+    for key, raw in _read_file(paths.config_file).items():
+        if key not in known:
+            raise ConfigError(
+                f"{paths.config_file} has an unknown key '{key}'.",
+                hint="`nemolocal config` lists the known ones.",
+            )
+        take(key, raw, "file", f"{paths.config_file}: {key}")
+    if environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        take("offline", True, "env", "HF_HUB_OFFLINE")
+    for name in known:
+        variable = PREFIX + name.upper()
+        if environment.get(variable, "") != "":
+            take(name, environment[variable], "env", variable)
+    for name, raw in (flags or {}).items():
+        if raw is not None:
+            take(name, raw, "flag", f"--{name.replace('_', '-')}")
+    return Config(
+        settings=Settings(**values),
+        sources=sources,
+        paths=paths,
+        cuda_visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
+    )
+
+
+def find_paths(env: Mapping[str, str]) -> Paths:
+    """The folders: all below NEMOLOCAL_HOME where it is set, else where the system keeps such things."""
+    home = env.get(PREFIX + "HOME")
+    if home:
+        root = Path(home).expanduser().absolute()
+        return Paths(data=root / "data", cache=root / "cache", config=root, logs=root / "logs")
+    dirs = platformdirs.PlatformDirs(APP, appauthor=False)
+    return Paths(
+        data=dirs.user_data_path,
+        cache=dirs.user_cache_path,
+        config=dirs.user_config_path,
+        logs=dirs.user_log_path,
+    )
+
+
+def resource(name: str) -> Path:
+    """A file that ships with the package: beside the modules in a wheel, at the top of a clone."""
+    package = Path(__file__).parent
+    installed = package / name
+    return installed if installed.exists() else package.parent / name
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"Cannot read {path}: {error}.", hint="Mend or remove the file.") from None
+
+
+def _convert(setting: Any, raw: Any, where: str) -> Any:
+    """Turn a value from TOML, the environment or a flag into the setting's own type."""
+    kind = type(setting.default)
+    choices = setting.metadata["choices"]
+    try:
+        value = _parse(kind, raw)
+    except (TypeError, ValueError):
+        names = {
+            bool: "true or false",
+            int: "a whole number",
+            float: "a number",
+            tuple: "a list",
+            str: "text",
+        }
+        raise ConfigError(f"{where}: {raw!r} is not {names[kind]}.") from None
+    if choices and value not in choices:
+        raise ConfigError(f"{where}: {value!r} is not one of {', '.join(choices)}.")
+    return value
+
+
+_BOOLEANS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
+def _parse(kind: type, raw: Any) -> Any:
+    """Raises ValueError or TypeError when `raw` is not of this kind."""
+    if kind is tuple:
+        items = raw.split(",") if isinstance(raw, str) else list(raw)
+        return tuple(str(item).strip() for item in items if str(item).strip())
+    if kind is bool and isinstance(raw, str):
+        if raw.lower() not in _BOOLEANS:
+            raise ValueError(raw)
+        return _BOOLEANS[raw.lower()]
+    if isinstance(raw, str) and kind in (int, float):
+        return kind(raw)
+    if kind is float and type(raw) is int:
+        return float(raw)
+    if type(raw) is not kind:
+        raise TypeError(raw)
+    return raw

@@ -1,0 +1,143 @@
+"""What the layers hand each other. Plain frozen values; no behaviour beyond derived properties.
+
+This module imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+Role = Literal["system", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function call that the assistant made; `arguments` is a JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation. `reasoning` is the assistant's thinking, kept apart from its answer."""
+
+    role: Role
+    content: str
+    name: str | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of a prompt. Control tokens are recognised only where `is_control` is true."""
+
+    text: str
+    is_control: bool = False
+
+
+Prompt = tuple[Segment, ...] | tuple[int, ...]
+"""A prompt as marked text, or as token ids that are taken as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. The defaults are llama.cpp's.
+
+    `temperature` 0 means greedy. `top_k` 0 means no limit. `seed` None means a fresh one for each request.
+    `logit_bias` holds (token id, bias) pairs; a bias of -100 or less bans the token.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_last_n: int = 64
+    seed: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationParams:
+    """One generation: how to sample and when to end. `max_tokens` None means up to the context.
+
+    `reuse_cache` None means: unless a seed was given, since a prompt read in one go and a prompt whose
+    beginning was kept round differently, and a seed asks for the same text again.
+    """
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    reuse_cache: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts. `cached_tokens` is the part of the prompt that did not have to be read."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds that a request spent waiting for a slot, reading its prompt, and writing its answer."""
+
+    queue_s: float
+    prompt_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first item of every stream: the prompt was accepted. Comes before the prompt is read."""
+
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text; always whole characters, never empty. `n_tokens` is how many tokens it took."""
+
+    text: str
+    n_tokens: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The last item of every stream that did not raise."""
+
+    reason: FinishReason
+    usage: Usage
+    timings: Timings
+
+
+StreamItem = Started | Delta | Finish
+
+
+class TextModel(Protocol):
+    """A model that answers: the local engine or a remote server."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that one prompt and its answer may take together."""
+
+    def chat(self, messages: Sequence[Message], params: GenerationParams) -> AsyncIterator[StreamItem]:
+        """Answer a conversation. Closing the iterator cancels the generation."""
+
+    def complete(self, prompt: str | Sequence[int], params: GenerationParams) -> AsyncIterator[StreamItem]:
+        """Go on from a raw prompt. Control tokens in a text prompt are recognised."""

@@ -1,0 +1,22 @@
+"""Fixtures that every test gets: a home of its own, and no network by accident."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Everything that NemoLocal writes goes below a temporary folder."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("NEMOLOCAL_HOME", str(folder))
+    for variable in ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(variable, raising=False)
+    return folder
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"

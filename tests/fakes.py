@@ -1,0 +1,94 @@
+"""A fake for each border, so that the plain tests need no model, no GPU and no network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from nemolocal import config
+from nemolocal.errors import ContextLengthError, ModelNotFoundError, NemoLocalError
+from nemolocal.service import ModelCard, Service, Status
+from nemolocal.types import Delta, Finish, GenerationParams, Message, Started, StreamItem, Timings, Usage
+
+
+class FakeTextModel:
+    """Answers with fixed pieces; a prompt counts one token a word. Records what it was asked."""
+
+    def __init__(self, pieces: Sequence[str] = ("Hello", " there", "."), *, n_ctx: int = 8192) -> None:
+        self.id = "fake"
+        self.n_ctx = n_ctx
+        self.pieces = tuple(pieces)
+        self.delay_s = 0.0
+        self.error: NemoLocalError | None = None  # raised after the first piece
+        self.calls: list[tuple[tuple[Message, ...] | str | tuple[int, ...], GenerationParams]] = []
+        self.n_closed_early = 0
+
+    def chat(self, messages: Sequence[Message], params: GenerationParams) -> AsyncIterator[StreamItem]:
+        self.calls.append((tuple(messages), params))
+        return self._stream(sum(len(m.content.split()) for m in messages), params)
+
+    def complete(self, prompt: str | Sequence[int], params: GenerationParams) -> AsyncIterator[StreamItem]:
+        self.calls.append((prompt if isinstance(prompt, str) else tuple(prompt), params))
+        return self._stream(len(prompt.split()) if isinstance(prompt, str) else len(prompt), params)
+
+    async def _stream(self, n_prompt: int, params: GenerationParams) -> AsyncIterator[StreamItem]:
+        if n_prompt + 1 > self.n_ctx:
+            raise ContextLengthError(n_prompt=n_prompt, n_ctx=self.n_ctx)
+        yield Started(n_prompt)
+        n_new = 0
+        try:
+            for piece in self.pieces:
+                await asyncio.sleep(self.delay_s)
+                if params.max_tokens is not None and n_new >= params.max_tokens:
+                    break
+                n_new += 1
+                yield Delta(piece)
+                if self.error is not None:
+                    raise self.error
+        except GeneratorExit:
+            self.n_closed_early += 1
+            raise
+        reason = "length" if n_new == params.max_tokens else "stop"
+        yield Finish(reason, Usage(n_prompt, n_new), Timings(0.0, 0.01, 0.02))
+
+
+class FakeService(Service):
+    """A service over one FakeTextModel."""
+
+    def __init__(self, model: FakeTextModel | None = None, **flags: object) -> None:
+        self.config = config.load(flags)
+        self.model = model or FakeTextModel()
+        self.current = Status(
+            state="ready", model=self.model.id, device="CPU", n_ctx=self.model.n_ctx, n_slots=4, progress=1.0
+        )
+        self.on_load: Callable[[str], None] = lambda ref: None
+
+    async def start(self, refs: Sequence[str] = ()) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def status(self) -> Status:
+        return self.current
+
+    def list_models(self) -> list[ModelCard]:
+        return [
+            ModelCard(
+                id=self.model.id,
+                name="Fake",
+                owned_by="tests",
+                created=1_700_000_000,
+                size_bytes=98_362_432,
+                quant="Q4_1",
+                n_params=134_515_008,
+                n_ctx=self.model.n_ctx,
+                is_loaded=True,
+            )
+        ]
+
+    def find_model(self, ref: str | None) -> FakeTextModel:
+        if ref not in (None, self.model.id):
+            raise ModelNotFoundError(f"No model named '{ref}' is here.", hint="See GET /v1/models.")
+        return self.model
+
+    async def load(self, ref: str) -> None:
+        self.on_load(ref)
