@@ -1,0 +1,300 @@
+"""The shape of a model, layer by layer: what the memory plan needs to know and nothing more.
+
+A shape comes from a GGUF header (`gguf.read`) or, before the first byte is downloaded, from the published
+dimensions of the model and the size of the file (`estimate`). Knows nothing of hardware, contexts or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Flag, auto
+
+N_BYTES_F32 = 4
+
+UNGATED = frozenset({"nemotron", "nemotron_h", "nemotron_h_moe"})
+"""Architectures whose feed-forward blocks have no gate: squared ReLU, so two matrices and not three."""
+
+
+class LayerKind(Flag):
+    """What a block `blk.N` does. A block of most models is ATTENTION | MLP; a block of the Nemotron
+    hybrids is one thing alone; a block without any is a pass-through."""
+
+    NONE = 0
+    ATTENTION = auto()  # keeps keys and values for each token
+    RECURRENT = auto()  # keeps a state of fixed size for each sequence
+    MLP = auto()
+    MOE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """One block.
+
+    `weights_bytes` counts all its tensors, `expert_bytes` the part of them that lies in experts of which
+    only some are read for each token. `n_embd_k_gqa` and `n_embd_v_gqa` are the elements of one token's key
+    and value row (head length times KV heads), 0 without a KV cache of its own. `state_bytes` is the
+    recurrent state of one sequence, always float32. `n_swa` is the sliding window in tokens, 0 for
+    attention over the whole context.
+    """
+
+    kind: LayerKind
+    weights_bytes: int
+    n_embd_k_gqa: int = 0
+    n_embd_v_gqa: int = 0
+    state_bytes: int = 0
+    expert_bytes: int = 0
+    n_swa: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A model as the plan sees it.
+
+    `input_bytes` are the token embeddings, which llama.cpp always keeps in RAM; `output_bytes` are the
+    output norm and matrix, which go to the last GPU: where the embeddings are tied (`is_tied`) they are
+    counted there a second time, as llama.cpp makes a second copy. `layers` leaves out the `n_extra_layers`
+    appended for multi-token prediction, whose `extra_bytes` are in the file but not loaded; they do count
+    in llama.cpp's layer numbers.
+
+    `n_head_max` and `n_ff_max` are the largest of any layer; `n_activations_max` is the number of
+    elements that the widest feed-forward or recurrent block makes of one token. `head_length` is that of
+    keys (0 when there is no attention).
+    """
+
+    architecture: str
+    n_ctx_train: int
+    n_embd: int
+    n_vocab: int
+    layers: tuple[LayerShape, ...]
+    input_bytes: int
+    output_bytes: int
+    is_tied: bool = False
+    n_extra_layers: int = 0
+    extra_bytes: int = 0
+    n_head_max: int = 0
+    n_ff_max: int = 0
+    n_activations_max: int = 0
+    head_length: int = 0
+    n_params: int = 0
+    n_expert: int = 0
+    n_expert_used: int = 0
+
+    @property
+    def n_layer(self) -> int:
+        """Blocks that are computed, without those for multi-token prediction."""
+        return len(self.layers)
+
+    @property
+    def n_layer_all(self) -> int:
+        """Blocks by llama.cpp's count: the output layer has this number."""
+        return len(self.layers) + self.n_extra_layers
+
+    @property
+    def repeating_bytes(self) -> int:
+        """Weights of all blocks."""
+        return sum(layer.weights_bytes for layer in self.layers)
+
+    @property
+    def state_bytes(self) -> int:
+        """Recurrent state of one sequence over all blocks."""
+        return sum(layer.state_bytes for layer in self.layers)
+
+    @property
+    def active_bytes(self) -> int:
+        """Weights that one token reads: of the experts only the share that is chosen."""
+        experts = sum(layer.expert_bytes for layer in self.layers)
+        chosen = experts * self.n_expert_used // self.n_expert if self.n_expert else 0
+        return self.repeating_bytes - experts + chosen + self.output_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dimensions:
+    """Published dimensions of a model, as a catalogue row holds them.
+
+    `layers` is the number of equal blocks (attention and a feed-forward or mixture-of-experts part), or a
+    string with one letter for each block: M Mamba-2, * attention, - feed-forward, E mixture of experts.
+    `n_head_kv` and `n_ff` are one number or one for each block, where 0 means that the block lacks that
+    part. `head_dim` 0 means `n_embd / n_head`. `n_ff_expert` is the inner width of one expert,
+    `n_ff_shared` that of the experts every token passes through, `n_latent` the width that experts work
+    in when it is not `n_embd`. `n_ctx_train` is in tokens. `n_extra_layers` are the blocks for multi-token
+    prediction in the file, counted as one attention and one expert block each. `is_tied` means that the
+    file has no output matrix of its own.
+    """
+
+    architecture: str
+    layers: int | str
+    n_ctx_train: int
+    n_embd: int
+    n_vocab: int
+    n_head: int
+    n_head_kv: int | tuple[int, ...]
+    head_dim: int = 0
+    n_ff: int | tuple[int, ...] = 0
+    n_expert: int = 0
+    n_expert_used: int = 0
+    n_ff_expert: int = 0
+    n_ff_shared: int = 0
+    n_latent: int = 0
+    ssm_d_conv: int = 4
+    ssm_d_inner: int = 0
+    ssm_d_state: int = 0
+    ssm_n_group: int = 8
+    ssm_n_head: int = 0
+    n_extra_layers: int = 0
+    is_tied: bool = False
+
+
+def mamba_state_bytes(*, d_conv: int, d_inner: int, d_state: int, n_group: int) -> int:
+    """State of one sequence in one Mamba-2 block: the tail of the convolution and the SSM state, in f32.
+
+    llama.cpp src/llama-hparams.cpp, n_embd_r and n_embd_s.
+    """
+    conv_tail = max(d_conv - 1, 0) * (d_inner + 2 * n_group * d_state)
+    return N_BYTES_F32 * (conv_tail + d_state * d_inner)
+
+
+def estimate(dimensions: Dimensions, *, file_bytes: int) -> ModelShape:
+    """The shape of a file that is not here yet.
+
+    The file's real size is shared out in proportion to the parameters of each part, so the whole is exact
+    and a part is off by what its quantization differs from the mean (about a tenth). KV rows and states
+    are exact. Raises ValueError when a list of the row does not have one number for each block.
+    """
+    d = dimensions
+    kinds = _kinds(d)
+    n_params = [_block_params(d, kind, il) for il, kind in enumerate(kinds)]
+    n_extra_params = d.n_extra_layers * (
+        _attention_params(d, max(_per_layer(d.n_head_kv, len(kinds)))) + _moe_params(d) + _expert_params(d)
+    )
+    n_embedding_params = d.n_vocab * d.n_embd
+    n_params_all = sum(n_params) + n_extra_params + n_embedding_params * (1 if d.is_tied else 2)
+    bytes_per_param = file_bytes / n_params_all
+    embedding_bytes = round(n_embedding_params * bytes_per_param)
+    return ModelShape(
+        architecture=d.architecture,
+        n_ctx_train=d.n_ctx_train,
+        n_embd=d.n_embd,
+        n_vocab=d.n_vocab,
+        layers=tuple(
+            _layer(d, kind, il, round(n * bytes_per_param), bytes_per_param)
+            for il, (kind, n) in enumerate(zip(kinds, n_params, strict=True))
+        ),
+        input_bytes=embedding_bytes,
+        output_bytes=embedding_bytes,
+        is_tied=d.is_tied,
+        n_extra_layers=d.n_extra_layers,
+        extra_bytes=round(n_extra_params * bytes_per_param),
+        n_head_max=d.n_head,
+        n_ff_max=max(_per_layer(d.n_ff, len(kinds))),
+        n_activations_max=_activations(d, kinds),
+        head_length=_head_length(d),
+        n_params=n_params_all,
+        n_expert=d.n_expert,
+        n_expert_used=d.n_expert_used,
+    )
+
+
+_LETTERS = {
+    "M": LayerKind.RECURRENT,
+    "*": LayerKind.ATTENTION,
+    "-": LayerKind.MLP,
+    "E": LayerKind.MOE,
+}
+
+
+def _kinds(d: Dimensions) -> list[LayerKind]:
+    if isinstance(d.layers, str):
+        unknown = set(d.layers) - set(_LETTERS)
+        if unknown or not d.layers:
+            raise ValueError(f"layers {d.layers!r} is not made of the letters M, *, - and E")
+        return [_LETTERS[letter] for letter in d.layers]
+    n_head_kv = _per_layer(d.n_head_kv, d.layers)
+    n_ff = _per_layer(d.n_ff, d.layers)
+    feed_forward = [
+        LayerKind.MOE if d.n_expert else LayerKind.MLP if n_ff[il] else LayerKind.NONE
+        for il in range(d.layers)
+    ]
+    return [
+        (LayerKind.ATTENTION if n_head_kv[il] else LayerKind.NONE) | feed_forward[il]
+        for il in range(d.layers)
+    ]
+
+
+def _per_layer(value: int | Sequence[int], n_layer: int) -> Sequence[int]:
+    if isinstance(value, int):
+        return [value] * n_layer
+    if len(value) != n_layer:
+        raise ValueError(f"{len(value)} numbers given for {n_layer} blocks")
+    return value
+
+
+def _head_length(d: Dimensions) -> int:
+    return d.head_dim or d.n_embd // d.n_head
+
+
+def _n_matrices(d: Dimensions) -> int:
+    return 2 if d.architecture in UNGATED else 3
+
+
+def _attention_params(d: Dimensions, n_head_kv: int) -> int:
+    return d.n_embd * _head_length(d) * 2 * (d.n_head + n_head_kv)
+
+
+def _expert_params(d: Dimensions) -> int:
+    return d.n_expert * d.n_ff_expert * (d.n_latent or d.n_embd) * _n_matrices(d)
+
+
+def _moe_params(d: Dimensions) -> int:
+    """What a mixture-of-experts block has besides its experts."""
+    router = d.n_embd * d.n_expert
+    shared = d.n_embd * d.n_ff_shared * _n_matrices(d)
+    return router + shared + 2 * d.n_embd * d.n_latent
+
+
+def _mamba_width(d: Dimensions) -> int:
+    """Elements that a Mamba-2 block projects one token to."""
+    return 2 * d.ssm_d_inner + 2 * d.ssm_n_group * d.ssm_d_state + d.ssm_n_head
+
+
+def _block_params(d: Dimensions, kind: LayerKind, il: int) -> int:
+    n = 0
+    if LayerKind.ATTENTION in kind:
+        n += _attention_params(d, _at(d.n_head_kv, il))
+    if LayerKind.MLP in kind:
+        n += d.n_embd * _at(d.n_ff, il) * _n_matrices(d)
+    if LayerKind.MOE in kind:
+        n += _moe_params(d) + _expert_params(d)
+    if LayerKind.RECURRENT in kind:
+        n += d.n_embd * (_mamba_width(d) + d.ssm_d_inner)
+    return n
+
+
+def _at(value: int | Sequence[int], il: int) -> int:
+    return value if isinstance(value, int) else value[il]
+
+
+def _activations(d: Dimensions, kinds: Sequence[LayerKind]) -> int:
+    widths = [max(_per_layer(d.n_ff, len(kinds)))]
+    if any(LayerKind.MOE in kind for kind in kinds):
+        widths.append(d.n_expert_used * d.n_ff_expert + d.n_ff_shared)
+    if any(LayerKind.RECURRENT in kind for kind in kinds):
+        widths.append(_mamba_width(d))
+    return max(widths)
+
+
+def _layer(d: Dimensions, kind: LayerKind, il: int, weights_bytes: int, bytes_per_param: float) -> LayerShape:
+    n_row = _head_length(d) * _at(d.n_head_kv, il) if LayerKind.ATTENTION in kind else 0
+    state_bytes = 0
+    if LayerKind.RECURRENT in kind:
+        state_bytes = mamba_state_bytes(
+            d_conv=d.ssm_d_conv, d_inner=d.ssm_d_inner, d_state=d.ssm_d_state, n_group=d.ssm_n_group
+        )
+    return LayerShape(
+        kind=kind,
+        weights_bytes=weights_bytes,
+        n_embd_k_gqa=n_row,
+        n_embd_v_gqa=n_row,
+        state_bytes=state_bytes,
+        expert_bytes=round(_expert_params(d) * bytes_per_param) if LayerKind.MOE in kind else 0,
+    )
