@@ -1,4 +1,4 @@
-"""What this machine is made of: GPUs, CPU, RAM, disk."""
+"""What a machine is made of, as plain values."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One CUDA device. `index` is NVML's; `free_bytes` is what is free now; `state` is "ok" or a short
-    reason why the device cannot be used; `compute_capability` is like "8.9"."""
+    """One CUDA device.
+
+    `index` is NVML's, which counts in the order of the PCI bus. `free_bytes` is what was free when it was
+    asked. `compute_capability` is like "8.9". `state` is "ok", "lost", "mig" or "error"; where it is not
+    "ok", `problem` says why in one line and the byte counts are 0: nothing stale is ever shown.
+    `shares_ram` marks a GPU without memory of its own, whose byte counts are the RAM's.
+    """
 
     index: int
     uuid: str
@@ -20,11 +25,14 @@ class Gpu:
     pci_bus_id: str = ""
     driver: str = ""
     state: str = "ok"
+    problem: str = ""
+    shares_ram: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """`features` holds the vector extensions that llama.cpp can use, for example avx2, avx512f, neon."""
+    """`physical_cores` are those that this process may use. `features` holds the vector extensions that
+    llama.cpp can use, for example avx2, avx512f, neon."""
 
     name: str
     physical_cores: int
@@ -33,6 +41,8 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True)
 class Ram:
+    """Memory of the machine, or of the container that this process lives in where that is less."""
+
     total_bytes: int
     available_bytes: int
 
@@ -40,6 +50,7 @@ class Ram:
 @dataclass(frozen=True, slots=True)
 class Hardware:
     """`mode` is "gpu" when at least one GPU can be used; `reason` says in one line why it is what it is.
+    `gpus` are those that CUDA_VISIBLE_DEVICES leaves, in its order, the unusable ones too.
     `disk_free_bytes` is the free space where models are kept."""
 
     mode: Literal["gpu", "cpu"]

@@ -1,0 +1,11 @@
+"""What this machine is made of: GPUs, CPU, RAM, disk. Knows nothing of models or plans.
+
+`survey(config)` is what the program asks; `detect()` looks at the machine itself, `load_profile()` reads a
+description in its place.
+"""
+
+from nemolocal.hardware.detect import detect, survey
+from nemolocal.hardware.parts import Cpu, Gpu, Hardware, Ram
+from nemolocal.hardware.profile import load_profile
+
+__all__ = ["Cpu", "Gpu", "Hardware", "Ram", "detect", "load_profile", "survey"]

@@ -1,0 +1,108 @@
+"""Stands in for NVIDIA's module in the probe's process: tests put this folder on PYTHONPATH.
+
+The file that FAKE_NVML names holds the machine as JSON: `init` (an error code), `gpus` (each with name,
+uuid, bus, capability, and `memory`: a list of [total, free] or error codes, one for each look, the last
+for ever), and `behaviour` (see nvmlInit). `library` is a word that LD_LIBRARY_PATH must hold for the
+initialisation to work.
+"""
+
+# ruff: noqa: N802 - the names are NVIDIA's
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+_file = Path(os.environ["FAKE_NVML"])
+_machine = json.loads(_file.read_text())
+_is_up = False
+
+_TEXTS = {
+    1: "Uninitialized",
+    3: "Not Supported",
+    9: "Driver Not Loaded",
+    12: "NVML Shared Library Not Found",
+    15: "GPU is lost",
+    18: "RM has detected an NVML/RM version mismatch.",
+    999: "Unknown Error",
+}
+
+
+class NVMLError(Exception):
+    def __init__(self, value):
+        super().__init__(value)
+        self.value = value
+
+    def __str__(self):
+        return _TEXTS.get(self.value, f"code {self.value}")
+
+
+def nvmlInit():
+    global _is_up
+    match _machine.get("behaviour"):
+        case "hang":
+            time.sleep(60)
+        case "hang for ever":  # a child of our own keeps the pipe open after we are killed
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3)"])
+            time.sleep(60)
+        case "crash":
+            os.abort()
+        case "chatter":
+            print("a library prints what it likes")
+    word = _machine.get("library", "")
+    if _machine.get("init") and not (word and word in os.environ.get("LD_LIBRARY_PATH", "")):
+        raise NVMLError(_machine["init"])
+    _is_up = True
+
+
+def nvmlShutdown():
+    if not _is_up:
+        raise NVMLError(1)
+
+
+def nvmlSystemGetDriverVersion():
+    return b"580.95.05"
+
+
+def nvmlDeviceGetCount():
+    return len(_machine.get("gpus", []))
+
+
+def nvmlDeviceGetHandleByIndex(index):
+    if _machine["gpus"][index].get("handle"):
+        raise NVMLError(_machine["gpus"][index]["handle"])
+    return index
+
+
+def nvmlDeviceGetName(handle):
+    return _machine["gpus"][handle]["name"]
+
+
+def nvmlDeviceGetUUID(handle):
+    return _machine["gpus"][handle]["uuid"]
+
+
+def nvmlDeviceGetPciInfo(handle):
+    return SimpleNamespace(busId=_machine["gpus"][handle]["bus"].encode())
+
+
+def nvmlDeviceGetCudaComputeCapability(handle):
+    return tuple(_machine["gpus"][handle]["capability"])
+
+
+def nvmlDeviceGetMigMode(handle):
+    if "mig" not in _machine["gpus"][handle]:
+        raise NVMLError(3)
+    return [_machine["gpus"][handle]["mig"], 0]
+
+
+def nvmlDeviceGetMemoryInfo(handle):
+    memory = _machine["gpus"][handle]["memory"]
+    now = memory.pop(0) if len(memory) > 1 else memory[0]
+    _file.write_text(json.dumps(_machine))
+    if isinstance(now, int):
+        raise NVMLError(now)
+    return SimpleNamespace(total=now[0], free=now[1], used=now[0] - now[1])
