@@ -1,0 +1,249 @@
+"""Invariants of continuous batching, checked after every step on a backend that is strict about its cache."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from nemolocal.engine.messages import Chunk, Failed
+from nemolocal.engine.scheduler import Ended, Scheduler, StepEvent
+from nemolocal.errors import ContextLengthError, EngineError
+from nemolocal.types import GenerationParams, SamplingParams
+from tests.engine.fake_backend import FakeBackend, answer
+
+PLENTY = 10_000
+
+
+def params(n_max: int | None = 8, **more: object) -> GenerationParams:
+    return GenerationParams(max_tokens=n_max, **more)  # type: ignore[arg-type]
+
+
+def run(scheduler: Scheduler, n_prefill: int = PLENTY, most: int = 100_000) -> list[StepEvent]:
+    """Step until nothing is left to do."""
+    events: list[StepEvent] = []
+    for _ in range(most):
+        if not scheduler.has_work():
+            return events
+        events += scheduler.step(n_prefill)
+    raise AssertionError("the scheduler does not come to an end")
+
+
+def text_of(events: list[StepEvent], id: int) -> str:
+    return "".join(event.text for event in events if isinstance(event, Chunk) and event.id == id)
+
+
+def ends_of(events: list[StepEvent], id: int) -> list[Ended]:
+    return [event for event in events if isinstance(event, Ended) and event.id == id]
+
+
+def expected(prompt: list[int], n_max: int) -> str:
+    return "".join(f"<{token}>" for token in answer(prompt, n_max))
+
+
+def test_one_request() -> None:
+    scheduler = Scheduler(FakeBackend())
+    scheduler.add(1, [5, 6, 7], params(8))
+    events = run(scheduler)
+    assert text_of(events, 1) == expected([5, 6, 7], 8)
+    [end] = ends_of(events, 1)
+    assert (end.usage.prompt_tokens, end.usage.cached_tokens) == (3, 0)
+    assert end.usage.completion_tokens == len(answer([5, 6, 7], 8))
+
+
+def test_answers_do_not_depend_on_company() -> None:
+    prompts = {id: [id, id + 1, 3 * id] * id for id in range(1, 9)}
+    scheduler = Scheduler(FakeBackend(n_ctx=512, n_slots=8))
+    for id, prompt in prompts.items():
+        scheduler.add(id, prompt, params(12))
+    events = run(scheduler, n_prefill=5)
+    for id, prompt in prompts.items():
+        assert text_of(events, id) == expected(prompt, 12)
+
+
+def test_long_prompt_does_not_stop_a_stream() -> None:
+    backend = FakeBackend(n_ctx=2048, n_batch=64)
+    scheduler = Scheduler(backend)
+    prompt = next([n] for n in range(1, 999) if len(answer([n], 50)) == 50)
+    scheduler.add(1, prompt, params(50))
+    scheduler.step(16)
+    scheduler.add(2, [9] * 600, params(1))
+    for _ in range(20):
+        assert any(isinstance(event, Chunk) and event.id == 1 for event in scheduler.step(16))
+        assert backend.batches[-1].n_tokens == 1 + 16
+
+
+def test_step_never_exceeds_the_batch() -> None:
+    backend = FakeBackend(n_ctx=4096, n_slots=4, n_batch=16)
+    scheduler = Scheduler(backend)
+    for id in range(4):
+        scheduler.add(id, [id + 1] * 100, params(3))
+    run(scheduler)
+    assert max(batch.n_tokens for batch in backend.batches) == 16
+
+
+def test_prompt_that_leaves_no_room_is_refused() -> None:
+    scheduler = Scheduler(FakeBackend(n_ctx=64))
+    scheduler.add(1, [1] * 63, params(5))
+    with pytest.raises(ContextLengthError) as caught:
+        scheduler.add(2, [1] * 64, params(5))
+    assert (caught.value.n_prompt, caught.value.n_ctx) == (64, 64)
+    [end] = ends_of(run(scheduler), 1)
+    assert end.usage.completion_tokens <= 1
+
+
+def test_answer_ends_at_the_context() -> None:
+    backend = FakeBackend(n_ctx=40)
+    prompt = next([n] for n in range(1, 999) if len(answer([n], 100)) == 100)
+    scheduler = Scheduler(backend)
+    scheduler.add(1, prompt, params(None))
+    [end] = ends_of(run(scheduler), 1)
+    assert end.reason == "length"
+    assert end.usage.completion_tokens == 39
+
+
+def test_next_turn_reads_only_what_is_new() -> None:
+    scheduler = Scheduler(FakeBackend())
+    first = [5, 6, 7]
+    scheduler.add(1, first, params(8))
+    run(scheduler)
+    said = answer(first, 8)
+    second = [*first, *said, 8, 9]
+    scheduler.add(2, second, params(4))
+    events = run(scheduler)
+    [end] = ends_of(events, 2)
+    # The last token of an answer is never computed, unless the end token was sampled after it.
+    assert end.usage.cached_tokens in (len(first) + len(said), len(first) + len(said) - 1)
+    assert text_of(events, 2) == expected(second, 4)
+
+
+def test_shared_beginning_is_copied_and_the_other_memory_kept() -> None:
+    backend = FakeBackend()
+    scheduler = Scheduler(backend)
+    shared = list(range(1, 41))
+    scheduler.add(1, [*shared, 77], params(2))
+    run(scheduler)
+    scheduler.add(2, [*shared, 88], params(2))
+    scheduler.add(3, [*shared, 77], params(2))
+    events = run(scheduler)
+    assert ends_of(events, 2)[0].usage.cached_tokens == 40
+    assert ends_of(events, 3)[0].usage.cached_tokens == 40  # one token is always computed
+    assert text_of(events, 2) == expected([*shared, 88], 2)
+
+
+def test_seeded_request_reads_its_whole_prompt() -> None:
+    scheduler = Scheduler(FakeBackend())
+    for id, more in enumerate([{}, {"sampling": SamplingParams(seed=1)}, {"reuse_cache": False}]):
+        scheduler.add(id, [4, 5, 6, 7], params(2, **more))
+        events = run(scheduler)
+        assert ends_of(events, id)[0].usage.cached_tokens == 0
+    scheduler.add(9, [4, 5, 6, 7], params(2, sampling=SamplingParams(seed=1), reuse_cache=True))
+    assert ends_of(run(scheduler), 9)[0].usage.cached_tokens == 3
+
+
+def test_state_that_cannot_roll_back_serves_only_what_goes_on_from_its_end() -> None:
+    backend = FakeBackend(can_rollback=False)
+    scheduler = Scheduler(backend)
+    scheduler.add(1, [5, 6, 7], params(3))
+    run(scheduler)
+    held = next(list(tokens) for tokens in backend.held if tokens)
+    scheduler.add(2, [5, 6, 9], params(3))
+    assert ends_of(run(scheduler), 2)[0].usage.cached_tokens == 0
+    scheduler.add(3, [*held, 1, 2], params(3))
+    events = run(scheduler)
+    assert ends_of(events, 3)[0].usage.cached_tokens == len(held)
+    assert text_of(events, 3) == expected([*held, 1, 2], 3)
+
+
+def test_stop_string_ends_and_is_not_shown() -> None:
+    backend = FakeBackend()
+    prompt = next([n] for n in range(1, 999) if len(answer([n], 6)) == 6)
+    third = f"<{answer(prompt, 6)[2]}>"
+    scheduler = Scheduler(backend)
+    scheduler.add(1, prompt, params(6, stop=(third,)))
+    events = run(scheduler)
+    assert text_of(events, 1) == expected(prompt, 2)
+    assert ends_of(events, 1)[0].reason == "stop"
+
+
+def test_first_come_first_served() -> None:
+    scheduler = Scheduler(FakeBackend(n_ctx=1024, n_slots=2))
+    for id in range(10):
+        scheduler.add(id, [id + 1] * 5, params(3))
+    ended = [event.id for event in run(scheduler) if isinstance(event, Ended)]
+    assert all(abs(place - id) <= 2 for place, id in enumerate(ended))
+
+
+def test_full_cache_sets_the_youngest_back_and_its_stream_goes_on() -> None:
+    backend = FakeBackend(n_ctx=60, n_slots=3)
+    starts = [n for n in range(1, 999) if len(answer([n], 40)) == 40][:3]
+    scheduler = Scheduler(backend)
+    for id, start in enumerate(starts):
+        scheduler.add(id, [start], params(40))
+    events = run(scheduler)
+    for id, start in enumerate(starts):
+        assert text_of(events, id) == expected([start], 40)
+        assert len(ends_of(events, id)) == 1
+
+
+def test_cache_that_refuses_a_batch_is_answered() -> None:
+    backend = FakeBackend()
+    scheduler = Scheduler(backend)
+    scheduler.add(1, [5, 6], params(4))
+    scheduler.add(2, [7, 8], params(4))
+    backend.n_refusals = 1
+    events = run(scheduler)
+    assert text_of(events, 1) == expected([5, 6], 4)
+    assert text_of(events, 2) == expected([7, 8], 4)
+    scheduler.add(3, [9], params(4))
+    backend.n_refusals = 10
+    assert [event.id for event in run(scheduler) if isinstance(event, Failed)] == [3]
+
+
+def test_failed_model_ends_every_request() -> None:
+    backend = FakeBackend(n_slots=2)
+    scheduler = Scheduler(backend)
+    for id in range(5):
+        scheduler.add(id, [id + 1], params(50))
+    scheduler.step(PLENTY)
+    backend.is_broken = True
+    with pytest.raises(EngineError):
+        scheduler.step(PLENTY)
+    assert {event.id for event in scheduler.fail_all("gone")} <= set(range(5))
+    assert not scheduler.has_work()
+    assert all(sampler.n_closed == 1 for sampler in backend.samplers)
+
+
+@pytest.mark.parametrize("can_rollback", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_random_load(seed: int, can_rollback: bool) -> None:
+    """Requests of all lengths come, share beginnings, and a third is cancelled at any step."""
+    rng = random.Random(seed)
+    backend = FakeBackend(n_ctx=300, n_slots=rng.randint(1, 6), n_batch=24, can_rollback=can_rollback)
+    scheduler = Scheduler(backend)
+    stems = [[rng.randrange(1, 50) for _ in range(rng.randint(1, 120))] for _ in range(4)]
+    asked: dict[int, tuple[list[int], int]] = {}
+    cancelled: set[int] = set()
+    events: list[StepEvent] = []
+    while len(asked) < 150 or scheduler.has_work():
+        if len(asked) < 150 and rng.random() < 0.5:
+            prompt = [*rng.choice(stems), *(rng.randrange(1, 50) for _ in range(rng.randint(0, 100)))]
+            n_max = rng.randint(1, 60)
+            asked[len(asked)] = prompt, n_max
+            scheduler.add(len(asked) - 1, prompt, params(n_max))
+        if asked and rng.random() < 0.15:
+            victim = rng.choice(list(asked))
+            if scheduler.cancel(victim):
+                cancelled.add(victim)
+        new = scheduler.step(rng.randint(1, 40))
+        assert not any(event.id in cancelled for event in new)
+        events += new
+        assert scheduler.n_running <= backend.n_slots
+    last = Counter(event.id for event in events if isinstance(event, Ended | Failed))
+    assert last == Counter(set(asked) - cancelled)
+    for id, (prompt, n_max) in asked.items():
+        if id not in cancelled:
+            assert text_of(events, id) == expected(prompt, min(n_max, 300 - len(prompt)))
+    assert len(cancelled) > 5
+    assert all(sampler.n_closed == 1 for sampler in backend.samplers)

@@ -1,0 +1,144 @@
+"""The loop of the child process, over a fake backend, in a thread of the test."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+
+import pytest
+
+from nemolocal.engine.messages import (
+    Accepted,
+    Cancel,
+    Chunk,
+    Event,
+    Failed,
+    Finished,
+    Rejected,
+    Shutdown,
+    Submit,
+)
+from nemolocal.engine.worker import N_CHARS_INLINE, Worker
+from nemolocal.types import GenerationParams, Segment
+from tests.engine.fake_backend import FakeBackend, answer
+
+LONG = next(n for n in range(1, 999) if len(answer([n], 200)) == 200)
+
+
+class Running:
+    """A worker in a thread, and the parent's end of its pipe."""
+
+    def __init__(self, backend: FakeBackend, n_queue: int) -> None:
+        self.backend = backend
+        self.pipe, theirs = multiprocessing.Pipe()
+        self.worker = Worker(theirs, backend, n_queue=n_queue)
+        self.thread = threading.Thread(target=self._run, args=(theirs,), daemon=True)
+        self.thread.start()
+
+    def _run(self, theirs: Connection) -> None:
+        try:
+            self.worker.run()
+        except (EOFError, OSError):
+            pass
+        finally:
+            theirs.close()
+
+    def until(self, *ids: int) -> list[Event]:
+        """All events until each of these requests has had its last one."""
+        seen: list[Event] = []
+        awaited = set(ids)
+        while awaited:
+            assert self.pipe.poll(10), f"nothing more after {seen[-3:]}"
+            events = self.pipe.recv()
+            seen += events
+            awaited -= {event.id for event in events if isinstance(event, Finished | Failed | Rejected)}
+        return seen
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    started = Running(FakeBackend(n_ctx=300, n_slots=2), n_queue=3)
+    yield started
+    started.pipe.close()
+    started.thread.join(5)
+    assert not started.thread.is_alive(), "the worker outlives its parent"
+
+
+def submit(id: int, prompt: list[int], n_max: int = 5) -> Submit:
+    return Submit(id, tuple(prompt), GenerationParams(max_tokens=n_max))
+
+
+def test_events_of_a_request(running: Running) -> None:
+    running.pipe.send(submit(1, [5, 6, 7]))
+    events = running.until(1)
+    assert events[0] == Accepted(1, 3)
+    assert all(isinstance(event, Chunk) for event in events[1:-1])
+    last = events[-1]
+    assert isinstance(last, Finished)
+    assert last.usage.completion_tokens == len(answer([5, 6, 7], 5))
+    timings = last.timings
+    assert min(timings.queue_s, timings.prompt_s, timings.decode_s) >= 0.0
+
+
+def test_refusals(running: Running) -> None:
+    running.pipe.send(submit(1, [5] * 300))
+    assert running.until(1) == [Rejected(1, "context_length", n_prompt=300, n_ctx=300)]
+    running.pipe.send(submit(2, [5000]))
+    [event] = running.until(2)
+    assert isinstance(event, Rejected)
+    assert event.kind == "invalid"
+    running.pipe.send(submit(3, []))
+    [event] = running.until(3)
+    assert isinstance(event, Rejected)
+    assert event.message == "The prompt is empty."
+
+
+def test_full_queue(running: Running) -> None:
+    for id in range(1, 8):
+        running.pipe.send(submit(id, [LONG], 200))
+    seen = running.until(*range(1, 8))
+    busy = [event for event in seen if isinstance(event, Rejected)]
+    assert busy
+    assert all(event.kind == "busy" for event in busy)
+    finished = {event.id for event in seen if isinstance(event, Finished)}
+    assert finished | {event.id for event in busy} == set(range(1, 8))
+
+
+def test_long_prompt_is_tokenized_beside_the_streams(running: Running) -> None:
+    running.pipe.send(submit(1, [LONG], 200))
+    text = (Segment("x" * (N_CHARS_INLINE + 1)),)
+    running.pipe.send(Submit(2, text, GenerationParams(max_tokens=5)))
+    running.pipe.send(submit(3, [7], 5))
+    seen = running.until(1, 2, 3)
+    assert Rejected(2, "context_length", n_prompt=N_CHARS_INLINE + 1, n_ctx=300) in seen
+    assert {event.id for event in seen if isinstance(event, Finished)} == {1, 3}
+
+
+def test_cancel_frees_the_slot_within_a_step(running: Running) -> None:
+    for id in (1, 2):
+        running.pipe.send(submit(id, [LONG], 250))
+    running.pipe.send(Cancel(1))
+    running.pipe.send(Cancel(2))
+    running.pipe.send(Cancel(99))
+    running.pipe.send(submit(3, [5, 6, 7]))
+    seen = running.until(3)
+    assert not any(isinstance(event, Finished) and event.id in (1, 2) for event in seen)
+    assert running.backend.samplers[0].n_closed == 1
+
+
+def test_broken_model_answers_everyone_and_ends(running: Running) -> None:
+    running.pipe.send(submit(1, [LONG], 250))
+    running.backend.is_broken = True
+    running.pipe.send(submit(2, [5]))
+    seen = running.until(1)
+    assert isinstance(seen[-1], Failed)
+    running.thread.join(5)
+    assert not running.thread.is_alive()
+
+
+def test_shutdown(running: Running) -> None:
+    running.pipe.send(Shutdown())
+    running.thread.join(5)
+    assert not running.thread.is_alive()
