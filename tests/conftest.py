@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import starter
+
+USER_MODELS_DIR = starter.user_models_dir()  # asked now: later on each test has a home of its own
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -15,6 +19,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for variable in ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(variable, raising=False)
     return folder
+
+
+@pytest.fixture(scope="session")
+def starter_path() -> Path:
+    """The starter model's file; for tests marked `model`."""
+    return starter.find_starter(USER_MODELS_DIR)
 
 
 @pytest.fixture
