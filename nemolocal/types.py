@@ -71,8 +71,9 @@ class SamplingParams:
 class GenerationParams:
     """One generation: how to sample and when to end. `max_tokens` None means up to the context.
 
-    `reuse_cache` None means: unless a seed was given, since a prompt read in one go and a prompt whose
-    beginning was kept round differently, and a seed asks for the same text again.
+    `reuse_cache` says whether a beginning of the prompt that is still in the cache may be used. None means:
+    unless a seed decides the text, since a prompt read in one go and a prompt whose beginning was kept round
+    differently, and a seed asks for the same text again.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)

@@ -27,6 +27,6 @@ def starter_path() -> Path:
     return starter.find_starter(USER_MODELS_DIR)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"

@@ -123,9 +123,10 @@ class Scheduler:
             if self._running and n_held + len(sequence.tokens) + 1 > self._backend.n_ctx:
                 return
             self._waiting.popleft()
-            reuse = sequence.params.reuse_cache
-            if reuse is None:
-                reuse = sequence.params.sampling.seed is None
+            reuse = _reuses_cache(sequence.params)
+            if not reuse and not self._running:
+                # Where in the cache a sequence lies changes the rounding: the same place gives the same text.
+                self._cache.forget_idle()
             sequence.slot, sequence.n_computed = self._cache.take(sequence.tokens, reuse=reuse)
             sequence.n_cached = min(sequence.n_computed, sequence.n_prompt)
             self._running.append(sequence)
@@ -213,6 +214,13 @@ class Scheduler:
         sequence.slot, sequence.n_computed = None, 0
         self._waiting.appendleft(sequence)
         return True
+
+
+def _reuses_cache(params: GenerationParams) -> bool:
+    """Whether a remembered beginning may be used; a seed that matters asks for the same text again."""
+    if params.reuse_cache is not None:
+        return params.reuse_cache
+    return params.sampling.seed is None or params.sampling.temperature <= 0.0
 
 
 def _row(sequence: Sequence, n: int) -> Row:

@@ -133,13 +133,31 @@ def test_shared_beginning_is_copied_and_the_other_memory_kept() -> None:
 
 
 def test_seeded_request_reads_its_whole_prompt() -> None:
-    scheduler = Scheduler(FakeBackend())
+    """And finds the cache as after a start, since where a sequence lies in it changes the rounding."""
+    backend = FakeBackend()
+    scheduler = Scheduler(backend)
     for id, more in enumerate([{}, {"sampling": SamplingParams(seed=1)}, {"reuse_cache": False}]):
         scheduler.add(id, [4, 5, 6, 7], params(2, **more))
-        events = run(scheduler)
+        events = scheduler.step(PLENTY)
+        if more:
+            assert sum(bool(tokens) for tokens in backend.held) == 1
+        events += run(scheduler)
         assert ends_of(events, id)[0].usage.cached_tokens == 0
-    scheduler.add(9, [4, 5, 6, 7], params(2, sampling=SamplingParams(seed=1), reuse_cache=True))
-    assert ends_of(run(scheduler), 9)[0].usage.cached_tokens == 3
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"sampling": SamplingParams(seed=1), "reuse_cache": True},
+        {"sampling": SamplingParams(seed=1, temperature=0.0)},
+    ],
+)
+def test_seed_that_decides_nothing_reuses(more: dict[str, object]) -> None:
+    scheduler = Scheduler(FakeBackend())
+    for id in (1, 2):
+        scheduler.add(id, [4, 5, 6, 7], params(2, **more))
+        events = run(scheduler)
+    assert ends_of(events, 2)[0].usage.cached_tokens == 3
 
 
 def test_state_that_cannot_roll_back_serves_only_what_goes_on_from_its_end() -> None:
