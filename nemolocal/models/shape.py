@@ -162,7 +162,7 @@ def estimate(dimensions: Dimensions, *, file_bytes: int) -> ModelShape:
     are exact. Raises ValueError when a list of the row does not have one number for each block.
     """
     d = dimensions
-    kinds = _kinds(d)
+    kinds = layer_kinds(d)
     n_params = [_block_params(d, kind, il) for il, kind in enumerate(kinds)]
     n_extra_params = d.n_extra_layers * (
         _attention_params(d, max(_per_layer(d.n_head_kv, len(kinds)))) + _moe_params(d) + _expert_params(d)
@@ -203,22 +203,23 @@ _LETTERS = {
 }
 
 
-def _kinds(d: Dimensions) -> list[LayerKind]:
+def layer_kinds(d: Dimensions) -> tuple[LayerKind, ...]:
+    """What each block does. Raises ValueError for letters and lists that make no sense."""
     if isinstance(d.layers, str):
         unknown = set(d.layers) - set(_LETTERS)
         if unknown or not d.layers:
             raise ValueError(f"layers {d.layers!r} is not made of the letters M, *, - and E")
-        return [_LETTERS[letter] for letter in d.layers]
+        return tuple(_LETTERS[letter] for letter in d.layers)
     n_head_kv = _per_layer(d.n_head_kv, d.layers)
     n_ff = _per_layer(d.n_ff, d.layers)
     feed_forward = [
         LayerKind.MOE if d.n_expert else LayerKind.MLP if n_ff[il] else LayerKind.NONE
         for il in range(d.layers)
     ]
-    return [
+    return tuple(
         (LayerKind.ATTENTION if n_head_kv[il] else LayerKind.NONE) | feed_forward[il]
         for il in range(d.layers)
-    ]
+    )
 
 
 def _per_layer(value: int | Sequence[int], n_layer: int) -> Sequence[int]:
