@@ -6,6 +6,7 @@ the last one given wins, and `Config.sources` says which it was. Knows nothing o
 
 from __future__ import annotations
 
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -36,8 +37,17 @@ class Paths:
         return self.config / "config.toml"
 
 
-def _setting(default: Any, help_: str, *, secret: bool = False, choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"help": help_, "secret": secret, "choices": choices})
+def _setting(
+    default: Any,
+    help_: str,
+    *,
+    secret: bool = False,
+    choices: tuple[str, ...] = (),
+    least: float | None = None,
+    most: float | None = None,
+) -> Any:
+    metadata = {"help": help_, "secret": secret, "choices": choices, "least": least, "most": most}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +56,26 @@ class Settings:
     in capitals; the flag is the name with dashes."""
 
     host: str = _setting("127.0.0.1", "address to listen on; anything but loopback needs an API key")
-    port: int = _setting(DEFAULT_PORT, "port to listen on")
+    port: int = _setting(DEFAULT_PORT, "port to listen on; 0 takes any free one", least=0, most=65535)
     api_key: str = _setting("", "key that clients must send", secret=True)
     allow_origin: tuple[str, ...] = _setting((), "web origins or host names that may call the port")
     model: str = _setting("", "model that is used when a request or command names none")
     models_dir: str = _setting("", "folder of model files (default: models, below the data folder)")
     offline: bool = _setting(False, "make no network call at all")
     hardware: str = _setting("", "hardware profile (TOML) in place of detection")
-    ctx: int = _setting(0, "context in tokens; 0 lets the plan choose")
-    slots: int = _setting(0, "answers written at the same time; 0 lets the plan choose")
+    ctx: int = _setting(0, "context in tokens; 0 lets the plan choose", least=0)
+    slots: int = _setting(0, "answers written at the same time; 0 lets the plan choose", least=0, most=256)
     kv: str = _setting("f16", "type of the KV cache", choices=("f16", "q8_0", "q4_0"))
     gpu: tuple[str, ...] = _setting((), "GPUs to use, by UUID or index; empty means all")
     split: str = _setting("auto", "how layers are split over GPUs", choices=("auto", "layer", "tensor"))
-    gpu_layers: int = _setting(-1, "layers on the GPUs; -1 lets the plan choose")
-    threads: int = _setting(0, "CPU threads; 0 means the physical cores")
-    margin_mib: int = _setting(1024, "MiB that a plan leaves free on each GPU")
-    queue: int = _setting(512, "requests that may wait for a slot before new ones get 429")
-    temperature: float = _setting(0.8, "sampling temperature where a request names none")
-    top_p: float = _setting(0.95, "nucleus sampling where a request names none")
-    top_k: int = _setting(40, "top-k sampling where a request names none")
-    min_p: float = _setting(0.05, "min-p sampling where a request names none")
+    gpu_layers: int = _setting(-1, "layers on the GPUs; -1 lets the plan choose", least=-1)
+    threads: int = _setting(0, "CPU threads; 0 means the physical cores", least=0)
+    margin_mib: int = _setting(1024, "MiB that a plan leaves free on each GPU", least=0)
+    queue: int = _setting(512, "requests that may wait for a slot before new ones get 429", least=1)
+    temperature: float = _setting(0.8, "sampling temperature where a request names none", least=0)
+    top_p: float = _setting(0.95, "nucleus sampling where a request names none", least=0, most=1)
+    top_k: int = _setting(40, "top-k sampling where a request names none", least=0)
+    min_p: float = _setting(0.05, "min-p sampling where a request names none", least=0, most=1)
     log_level: str = _setting("info", "detail of the log file", choices=("debug", "info", "warning", "error"))
 
 
@@ -128,6 +138,11 @@ def load(flags: Mapping[str, Any] | None = None, *, env: Mapping[str, str] | Non
     )
 
 
+def wants_debug(env: Mapping[str, str] | None = None) -> bool:
+    """Whether NEMOLOCAL_DEBUG asks for tracebacks. No setting: it must work where the settings do not."""
+    return (os.environ if env is None else env).get(PREFIX + "DEBUG", "") not in ("", "0")
+
+
 def find_paths(env: Mapping[str, str]) -> Paths:
     """The folders: all below NEMOLOCAL_HOME where it is set, else where the system keeps such things."""
     home = env.get(PREFIX + "HOME")
@@ -165,7 +180,7 @@ def _convert(setting: Any, raw: Any, where: str) -> Any:
     choices = setting.metadata["choices"]
     try:
         value = _parse(kind, raw)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         names = {
             bool: "true or false",
             int: "a whole number",
@@ -176,7 +191,16 @@ def _convert(setting: Any, raw: Any, where: str) -> Any:
         raise ConfigError(f"{where}: {raw!r} is not {names[kind]}.") from None
     if choices and value not in choices:
         raise ConfigError(f"{where}: {value!r} is not one of {', '.join(choices)}.")
+    _check_range(value, setting.metadata["least"], setting.metadata["most"], where)
     return value
+
+
+def _check_range(value: Any, least: float | None, most: float | None, where: str) -> None:
+    """Both ends belong to the range."""
+    if least is not None and value < least:
+        raise ConfigError(f"{where}: {value} is less than {least}.")
+    if most is not None and value > most:
+        raise ConfigError(f"{where}: {value} is more than {most}.")
 
 
 _BOOLEANS = {
@@ -200,10 +224,13 @@ def _parse(kind: type, raw: Any) -> Any:
         if raw.lower() not in _BOOLEANS:
             raise ValueError(raw)
         return _BOOLEANS[raw.lower()]
-    if isinstance(raw, str) and kind in (int, float):
-        return kind(raw)
-    if kind is float and type(raw) is int:
-        return float(raw)
+    if isinstance(raw, str) and kind is int:
+        return int(raw)
+    if kind is float and (isinstance(raw, str) or type(raw) in (int, float)):
+        number = float(raw)
+        if not math.isfinite(number):
+            raise ValueError(raw)
+        return number
     if type(raw) is not kind:
         raise TypeError(raw)
     return raw
