@@ -84,13 +84,15 @@ class Config:
     """The effective settings, where each came from, and the folders.
 
     `sources` maps a setting's name to "default", "file", "env" or "flag". `cuda_visible_devices` is the
-    user's CUDA_VISIBLE_DEVICES, None when unset.
+    user's CUDA_VISIBLE_DEVICES, None when unset. `hub_endpoint` is HF_ENDPOINT, the address of the model hub,
+    "" for the public one.
     """
 
     settings: Settings
     sources: Mapping[str, str]
     paths: Paths
     cuda_visible_devices: str | None = None
+    hub_endpoint: str = ""
 
     @property
     def models_dir(self) -> Path:
@@ -135,6 +137,7 @@ def load(flags: Mapping[str, Any] | None = None, *, env: Mapping[str, str] | Non
         sources=sources,
         paths=paths,
         cuda_visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
+        hub_endpoint=environment.get("HF_ENDPOINT", "").strip().rstrip("/"),
     )
 
 
