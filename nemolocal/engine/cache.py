@@ -6,9 +6,11 @@ prompt that begins alike, reads only what is new. The least recently used one gi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from nemolocal.engine.backend import Backend
+from nemolocal.engine.cells import Cells
 
 
 @dataclass(slots=True)
@@ -22,32 +24,48 @@ class Slot:
 
 
 class SlotCache:
-    """All slots of one backend. Cells that two slots share are counted for both, so `n_free` is a safe
-    lower bound."""
+    """All slots of one backend."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._cells = Cells(backend.n_slots)
         self._clock = 0
-        self.slots = [Slot(index) for index in range(backend.n_slots)]
+        self._slots = [Slot(index) for index in range(backend.n_slots)]
 
     @property
     def n_free(self) -> int:
         """Cells that hold nothing."""
-        return self._backend.n_ctx - sum(len(slot.tokens) for slot in self.slots)
+        return self._backend.n_ctx - self._cells.n_taken
+
+    @property
+    def n_busy(self) -> int:
+        """Cells that running sequences hold, shared ones counted once."""
+        return self._cells.n_taken_by([slot.index for slot in self._slots if slot.is_used])
 
     def has_idle_slot(self) -> bool:
-        return any(not slot.is_used for slot in self.slots)
+        return any(not slot.is_used for slot in self._slots)
+
+    def n_known(self, prompt: list[int], slots: Iterable[int]) -> int:
+        """Tokens of the prompt's beginning that one of these slots holds.
+
+        0 where the memory cannot share or roll back, so that this would be no promise.
+        """
+        if not self._backend.can_rollback:
+            return 0
+        return max((n_common(self._slots[index].tokens, prompt) for index in slots), default=0)
 
     def take(self, prompt: list[int], *, reuse: bool) -> tuple[int, int]:
         """Give an idle slot to a new sequence: (its index, how many tokens of the prompt it holds already).
 
         At least one token of the prompt is always left to be computed, since its logits are needed.
         """
-        idle = [slot for slot in self.slots if not slot.is_used]
+        idle = [slot for slot in self._slots if not slot.is_used]
         oldest = min(idle, key=lambda slot: (bool(slot.tokens), slot.last_used))
         slot, n_reused = oldest, 0
-        if reuse:
-            slot, n_reused = self._best(prompt, idle, oldest)
+        if reuse and self._backend.can_rollback:
+            slot, n_reused = self._share(prompt, oldest)
+        elif reuse:
+            slot, n_reused = self._continue(prompt, idle, oldest)
         self._truncate(slot, n_reused)
         slot.is_used = True
         self._touch(slot)
@@ -55,18 +73,19 @@ class SlotCache:
 
     def extend(self, index: int, tokens: list[int]) -> None:
         """Record that `tokens` were computed at the end of a slot."""
-        self.slots[index].tokens.extend(tokens)
+        self._slots[index].tokens.extend(tokens)
+        self._cells.extend(index, len(tokens))
 
     def release(self, index: int) -> None:
         """The sequence has ended; its tokens are remembered until their cells are needed."""
-        slot = self.slots[index]
+        slot = self._slots[index]
         slot.is_used = False
         self._touch(slot)
 
     def make_room(self, n_cells: int) -> bool:
         """Forget idle slots, the least recently used first, until `n_cells` are free."""
         while self.n_free < n_cells:
-            kept = [slot for slot in self.slots if not slot.is_used and slot.tokens]
+            kept = [slot for slot in self._slots if not slot.is_used and slot.tokens]
             if not kept:
                 return False
             self._truncate(min(kept, key=lambda slot: slot.last_used), 0)
@@ -74,30 +93,37 @@ class SlotCache:
 
     def forget_idle(self) -> bool:
         """Forget what every idle slot holds; false when there was nothing to forget."""
-        kept = [slot for slot in self.slots if not slot.is_used and slot.tokens]
+        kept = [slot for slot in self._slots if not slot.is_used and slot.tokens]
         for slot in kept:
             self._truncate(slot, 0)
         return bool(kept)
 
-    def _best(self, prompt: list[int], idle: list[Slot], oldest: Slot) -> tuple[Slot, int]:
-        n_most = len(prompt) - 1
-        if not self._backend.can_rollback:
-            # State that cannot go back serves only a prompt that goes on from its very end.
-            whole = [s for s in idle if s.tokens and s.tokens == prompt[: len(s.tokens)]]
-            whole = [s for s in whole if len(s.tokens) <= n_most]
-            best = max(whole, key=lambda slot: len(slot.tokens), default=oldest)
-            return best, len(best.tokens) if whole else 0
-        source = max(self.slots, key=lambda slot: _n_common(slot.tokens, prompt))
-        n_common = min(_n_common(source.tokens, prompt), n_most)
-        if n_common == 0:
+    def _share(self, prompt: list[int], oldest: Slot) -> tuple[Slot, int]:
+        """The slot to use and its known beginning, taken over or copied from the slot that knows most."""
+        source = max(self._slots, key=lambda slot: n_common(slot.tokens, prompt))
+        n_known = min(n_common(source.tokens, prompt), len(prompt) - 1)
+        if n_known == 0:
             return oldest, 0
-        if source is oldest or (not source.is_used and n_common == len(source.tokens)):
-            return source, n_common
+        if source is oldest or (not source.is_used and n_known == len(source.tokens)):
+            return source, n_known
         # Copying keeps what the other conversation remembers; the cells are shared, not doubled.
         self._truncate(oldest, 0)
-        self._backend.copy(source.index, oldest.index, n_common)
-        oldest.tokens = source.tokens[:n_common]
-        return oldest, n_common
+        self._backend.copy(source.index, oldest.index, n_known)
+        self._cells.share(source.index, oldest.index, n_known)
+        oldest.tokens = source.tokens[:n_known]
+        return oldest, n_known
+
+    def _continue(self, prompt: list[int], idle: list[Slot], oldest: Slot) -> tuple[Slot, int]:
+        """The same where state cannot go back: only a slot whose whole content the prompt begins with."""
+        whole = [
+            slot
+            for slot in idle
+            if 0 < len(slot.tokens) < len(prompt) and slot.tokens == prompt[: len(slot.tokens)]
+        ]
+        if not whole:
+            return oldest, 0
+        longest = max(whole, key=lambda slot: len(slot.tokens))
+        return longest, len(longest.tokens)
 
     def _truncate(self, slot: Slot, n_kept: int) -> None:
         if len(slot.tokens) == n_kept:
@@ -106,18 +132,18 @@ class SlotCache:
             self._backend.remove(slot.index, 0)
             n_kept = 0
         del slot.tokens[n_kept:]
+        self._cells.truncate(slot.index, n_kept)
 
     def _touch(self, slot: Slot) -> None:
         self._clock += 1
         slot.last_used = self._clock
 
 
-def _n_common(a: list[int], b: list[int]) -> int:
+def n_common(a: list[int], b: list[int]) -> int:
     """Length of the common beginning. Halves the interval, since comparing slices runs in C."""
-    n = min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return n
-    low, high = 0, n  # a[:low] == b[:low] always, a[:high] != b[:high]
+    low, high = 0, min(len(a), len(b)) + 1  # a[:low] == b[:low] always; high is the first length that differs
+    if a[: high - 1] == b[: high - 1]:
+        return high - 1
     while high - low > 1:
         middle = (low + high) // 2
         if a[low:middle] == b[low:middle]:

@@ -11,12 +11,14 @@ from collections import deque
 from dataclasses import dataclass
 
 from nemolocal.engine.backend import Backend, Batch, CacheFullError, Row
-from nemolocal.engine.cache import SlotCache
+from nemolocal.engine.cache import SlotCache, n_common
 from nemolocal.engine.messages import Chunk, Failed
 from nemolocal.engine.sequence import Sequence
 from nemolocal.engine.text import TextStream
 from nemolocal.errors import ContextLengthError
 from nemolocal.types import FinishReason, GenerationParams, Usage
+
+N_WORTH_WAITING = 64  # tokens; a shorter common beginning is read twice rather than waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,11 @@ class Scheduler:
     @property
     def n_running(self) -> int:
         return len(self._running)
+
+    @property
+    def n_free_cells(self) -> int:
+        """Cells of the KV cache that hold nothing, not even a memory."""
+        return self._cache.n_free
 
     def is_flowing(self) -> bool:
         """Whether any answer is being written."""
@@ -119,18 +126,41 @@ class Scheduler:
         run."""
         while self._waiting and self._cache.has_idle_slot():
             sequence = self._waiting[0]
-            n_held = sum(len(other.tokens) + 1 for other in self._running)
-            if self._running and n_held + len(sequence.tokens) + 1 > self._backend.n_ctx:
-                return
-            self._waiting.popleft()
             reuse = _reuses_cache(sequence.params)
+            if self._running and not self._has_place(sequence, reuse=reuse):
+                return
             if not reuse and not self._running:
                 # Where in the cache a sequence lies changes the rounding: the same place gives the same text.
                 self._cache.forget_idle()
+            self._waiting.popleft()
             sequence.slot, sequence.n_computed = self._cache.take(sequence.tokens, reuse=reuse)
-            sequence.n_cached = min(sequence.n_computed, sequence.n_prompt)
+            if sequence.n_cached is None:
+                sequence.n_cached = sequence.n_computed
             self._running.append(sequence)
             self.admitted.append(sequence.id)
+
+    def _has_place(self, sequence: Sequence, *, reuse: bool) -> bool:
+        """Whether a sequence should start now, beside those that run."""
+        n_needed = len(sequence.tokens) + 1
+        if reuse:
+            if self._is_being_read(sequence.tokens):
+                return False
+            n_needed -= self._cache.n_known(sequence.tokens, _slots(self._running))
+        n_promised = sum(other.n_pending + 1 for other in self._running)
+        return self._cache.n_busy + n_promised + n_needed <= self._backend.n_ctx
+
+    def _is_being_read(self, tokens: list[int]) -> bool:
+        """Whether another request is reading the same beginning: it is read once, then shared."""
+        if not self._backend.can_rollback:
+            return False
+        reading = [other for other in self._running if not other.is_decoding]
+        elsewhere = set(range(self._backend.n_slots)) - set(_slots(reading))
+        n_known = self._cache.n_known(tokens, elsewhere)
+        return any(
+            other.n_computed < n_shared and n_shared - n_known >= N_WORTH_WAITING
+            for other in reading
+            if (n_shared := n_common(other.tokens, tokens))
+        )
 
     def _plan(self, n_prefill: int) -> tuple[list[Sequence], Batch]:
         """Choose what is computed: a token for every answer, then chunks of prompts, oldest first."""
@@ -186,7 +216,7 @@ class Scheduler:
         self._send(sequence, sequence.text.finish())
         if sequence.text.is_stopped:
             reason = "stop"
-        usage = Usage(sequence.n_prompt, sequence.n_new, sequence.n_cached)
+        usage = Usage(sequence.n_prompt, sequence.n_new, sequence.n_cached or 0)
         self._events.append(Ended(sequence.id, reason, usage))
         self._drop(sequence)
 
@@ -221,6 +251,10 @@ def _reuses_cache(params: GenerationParams) -> bool:
     if params.reuse_cache is not None:
         return params.reuse_cache
     return params.sampling.seed is None or params.sampling.temperature <= 0.0
+
+
+def _slots(running: list[Sequence]) -> list[int]:
+    return [sequence.slot for sequence in running if sequence.slot is not None]
 
 
 def _row(sequence: Sequence, n: int) -> Row:

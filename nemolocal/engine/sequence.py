@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from nemolocal.engine.backend import Sampler
 from nemolocal.engine.text import TextStream
-from nemolocal.types import FinishReason, GenerationParams
+from nemolocal.types import GenerationParams
 
 
 @dataclass(slots=True)
@@ -23,9 +23,8 @@ class Sequence:
     text: TextStream
     slot: int | None = None
     n_computed: int = 0
-    n_cached: int = 0
+    n_cached: int | None = None  # tokens that did not have to be read when it got its first slot
     n_unsent: int = 0  # tokens whose text was held back
-    finish: FinishReason | None = field(default=None)
 
     @property
     def n_pending(self) -> int:

@@ -47,11 +47,17 @@ class FakeBackend:
     ) -> None:
         self.n_ctx, self.n_slots, self.n_batch, self.can_rollback = n_ctx, n_slots, n_batch, can_rollback
         self.held: list[list[int]] = [[] for _ in range(n_slots)]
+        self._cells: list[list[object]] = [[] for _ in range(n_slots)]  # one object for each distinct cell
         self.samplers: list[FakeSampler] = []
         self.batches: list[Batch] = []
         self.pieces: dict[int, bytes] = {}
         self.n_refusals = 0  # the next decodes that find no cell
         self.is_broken = False
+
+    @property
+    def n_taken(self) -> int:
+        """Distinct cells that hold something."""
+        return len({cell for cells in self._cells for cell in cells})
 
     def tokenize(self, prompt: Prompt) -> list[int]:
         tokens: list[int] = []
@@ -79,12 +85,13 @@ class FakeBackend:
             raise CacheFullError
         assert 0 < batch.n_tokens <= self.n_batch
         assert len({row.slot for row in batch.rows}) == len(batch.rows)
-        assert sum(map(len, self.held)) + batch.n_tokens <= self.n_ctx, "more cells than there are"
+        assert self.n_taken + batch.n_tokens <= self.n_ctx, "more cells than there are"
         self.batches.append(batch)
         sampled = []
         for row in batch.rows:
             assert row.start == len(self.held[row.slot]), "a position was skipped or written twice"
             self.held[row.slot] += row.tokens
+            self._cells[row.slot] += [object() for _ in row.tokens]
             if row.sampler is not None:
                 sampled.append(next_token(self.held[row.slot]))
         return sampled
@@ -93,6 +100,7 @@ class FakeBackend:
         if start > 0 and not self.can_rollback:
             return False
         del self.held[slot][start:]
+        del self._cells[slot][start:]
         return True
 
     def copy(self, source: int, target: int, end: int) -> None:
@@ -100,5 +108,6 @@ class FakeBackend:
         assert not self.held[target]
         assert end <= len(self.held[source])
         self.held[target] = self.held[source][:end]
+        self._cells[target] = self._cells[source][:end]
 
     def close(self) -> None: ...

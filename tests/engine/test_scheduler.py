@@ -132,6 +132,32 @@ def test_shared_beginning_is_copied_and_the_other_memory_kept() -> None:
     assert text_of(events, 2) == expected([*shared, 88], 2)
 
 
+def test_prompt_asked_for_many_times_at_once_is_read_once() -> None:
+    backend = FakeBackend(n_ctx=400, n_slots=4)
+    scheduler = Scheduler(backend)
+    prompt = [n % 97 + 1 for n in range(300)]
+    for id in range(4):
+        scheduler.add(id, prompt, params(10))
+    events = run(scheduler)
+    assert [ends_of(events, id)[0].usage.cached_tokens for id in range(4)] == [0, 299, 299, 299]
+    assert sum(batch.n_tokens for batch in backend.batches) < 300 + 4 * 12
+    assert all(text_of(events, id) == expected(prompt, 10) for id in range(4))
+
+
+def test_shared_cells_are_counted_once() -> None:
+    """Four answers to one document that takes three quarters of the cache run side by side."""
+    backend = FakeBackend(n_ctx=400, n_slots=4)
+    scheduler = Scheduler(backend)
+    document = [n % 89 + 1 for n in range(300)]
+    for id in range(4):
+        scheduler.add(id, [*document, 200 + id], params(20))
+    n_most = 0
+    while scheduler.has_work():
+        scheduler.step(PLENTY)
+        n_most = max(n_most, scheduler.n_running)
+    assert n_most == 4
+
+
 def test_seeded_request_reads_its_whole_prompt() -> None:
     """And finds the cache as after a start, since where a sequence lies in it changes the rounding."""
     backend = FakeBackend()
@@ -258,6 +284,7 @@ def test_random_load(seed: int, can_rollback: bool) -> None:
         assert not any(event.id in cancelled for event in new)
         events += new
         assert scheduler.n_running <= backend.n_slots
+        assert scheduler.n_free_cells == backend.n_ctx - backend.n_taken
     last = Counter(event.id for event in events if isinstance(event, Ended | Failed))
     assert last == Counter(set(asked) - cancelled)
     for id, (prompt, n_max) in asked.items():
