@@ -5,7 +5,7 @@ This module imports nothing of ours.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -137,8 +137,10 @@ class TextModel(Protocol):
     def n_ctx(self) -> int:
         """Tokens that one prompt and its answer may take together."""
 
-    def chat(self, messages: Sequence[Message], params: GenerationParams) -> AsyncIterator[StreamItem]:
+    def chat(self, messages: Sequence[Message], params: GenerationParams) -> AsyncGenerator[StreamItem, None]:
         """Answer a conversation. Closing the iterator cancels the generation."""
 
-    def complete(self, prompt: str | Sequence[int], params: GenerationParams) -> AsyncIterator[StreamItem]:
+    def complete(
+        self, prompt: str | Sequence[int], params: GenerationParams
+    ) -> AsyncGenerator[StreamItem, None]:
         """Go on from a raw prompt. Control tokens in a text prompt are recognised."""

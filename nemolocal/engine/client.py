@@ -12,7 +12,7 @@ import logging
 import multiprocessing
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -104,7 +104,7 @@ class EngineClient:
         """Requests that have not had their last event."""
         return len(self._streams)
 
-    async def generate(self, prompt: Prompt, params: GenerationParams) -> AsyncIterator[StreamItem]:
+    async def generate(self, prompt: Prompt, params: GenerationParams) -> AsyncGenerator[StreamItem, None]:
         """Started, then Deltas, then one Finish. Closing the iterator cancels the request.
 
         Raises ContextLengthError, InvalidRequestError or BusyError in place of Started, and EngineError or
