@@ -142,7 +142,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
-        self.hub.requests.append(Request(self.command, self.path, dict(self.headers)))
+        headers = {name.title(): value for name, value in self.headers.items()}
+        self.hub.requests.append(Request(self.command, self.path, headers))
         path = unquote(urlsplit(self.path).path)
         if self.hub.status:
             headers = {"Retry-After": str(self.hub.retry_after)} if self.hub.retry_after else {}
