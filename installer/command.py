@@ -1,5 +1,4 @@
-"""One command of the set-up: all that it prints goes to the log, a line that moves shows how far it is, and
-its failure becomes one line.
+"""One command of the set-up: all that it prints goes to the log, and a line that moves shows how far it is.
 
 Knows nothing of environments, packages or engines.
 """
@@ -8,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import errno
 import os
 import re
 import shutil
@@ -17,11 +15,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO
+
+from faults import Kind, SetupError, find_fault
 
 N_KEPT_LINES = 2000  # enough of the end of a log to find the cause of a failure in
 TERMINAL_EVERY_S = 0.5
@@ -29,24 +29,13 @@ LOG_EVERY_S = 30.0
 STOP_WITHIN_S = 5.0
 
 
-class SetupError(Exception):
-    """The set-up cannot go on: `message` says what is missing, `hint` how to mend it; both one line."""
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-
-    def __str__(self) -> str:
-        return f"{self.message} {self.hint}".strip()
-
-
 class CommandError(SetupError):
-    """A command ended badly. `lines` are the last ones that it printed."""
+    """A command ended badly. `lines` are the last ones that it printed, `kind` what they tell of."""
 
-    def __init__(self, message: str, *, lines: Sequence[str], hint: str = "") -> None:
+    def __init__(self, message: str, *, lines: Sequence[str] = (), hint: str = "", kind: Kind = "") -> None:
         super().__init__(message, hint=hint)
         self.lines = lines
+        self.kind = kind
 
 
 class Stopped(BaseException):
@@ -101,7 +90,7 @@ def run(
                 start_new_session=os.name == "posix",
             )
         except OSError as error:
-            raise CommandError(f"Cannot start {words[0]}: {error.strerror}.", lines=()) from None
+            raise CommandError(f"Cannot start {words[0]}: {error.strerror}.") from None
         assert process.stdout is not None
         reader = Reader(process.stdout, log, lines)
         try:
@@ -117,8 +106,8 @@ def run(
             raise reader.problem
     if process.returncode:
         program = words[2] if words[1:2] == ["-m"] else Path(words[0]).stem
-        message, hint = explain(list(lines), program)
-        raise CommandError(message, hint=hint, lines=list(lines))
+        fault = find_fault(list(lines), program)
+        raise CommandError(fault.message, hint=fault.hint, kind=fault.kind, lines=list(lines))
     return list(lines)
 
 
@@ -229,81 +218,3 @@ def find_progress(line: str) -> str:
 
 def _clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
-
-
-def _compiler_is_missing(text: str) -> bool:
-    return bool(re.search(r"CMAKE_CX*_COMPILER.*(not set|could be found|not found)|No CMAKE_C", text))
-
-
-_FAULTS: tuple[tuple[Callable[[str], object], str, str], ...] = (
-    (
-        re.compile(r"No space left on device|\[Errno 28\]|not enough space on the disk|WinError 112").search,
-        "The disk is full.",
-        "Free about 4 GB where NemoLocal and the temporary folder lie, and run the same command again.",
-    ),
-    (
-        _compiler_is_missing,
-        "The engine has to be compiled, and no working C and C++ compiler was found.",
-        "Install one and run the same command again.",
-    ),
-    (
-        re.compile(
-            r"[Kk]illed signal terminated program|internal compiler error: Killed|out of memory"
-        ).search,
-        "The memory ran out while compiling.",
-        "Close other programs, set CMAKE_BUILD_PARALLEL_LEVEL=1 and run the same command again.",
-    ),
-    (
-        re.compile(
-            r"NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|Max retries exceeded"
-            r"|Temporary failure in name resolution|ProxyError|Connection refused|Network is unreachable"
-        ).search,
-        "The package index cannot be reached.",
-        "Check the connection (HTTPS_PROXY, where there is a proxy) and run the same command again.",
-    ),
-    (
-        re.compile(r"CERTIFICATE_VERIFY_FAILED|SSLError").search,
-        "The package index's certificate is not trusted.",
-        "Name your network's certificate file in PIP_CERT and run the same command again.",
-    ),
-    (
-        re.compile(r"Permission denied|\[Errno 13\]|WinError 5\b|Read-only file system|\[Errno 30\]").search,
-        "A file cannot be written: permission denied.",
-        "Close a running NemoLocal, make the folder yours, and run the same command again.",
-    ),
-    (
-        re.compile(r"No matching distribution found for").search,
-        "A package that NemoLocal needs is not offered for this Python and system.",
-        "The log names it.",
-    ),
-)
-
-
-def is_unreachable(lines: Sequence[str]) -> bool:
-    """Whether a failed command failed for want of a connection."""
-    return explain(lines, "pip")[0].startswith("The package index")
-
-
-def explain(lines: Sequence[str], program: str) -> tuple[str, str]:
-    """What went wrong and how to mend it, one line each, from what a failed command printed last."""
-    text = "\n".join(lines)
-    for matches, message, hint in _FAULTS:
-        if matches(text):
-            return message, hint
-    said = [line for line in lines if line.strip()]
-    errors = [line for line in said if re.match(r"\s*(ERROR|error|Error)\b", line)]
-    last = (errors or said or ["without a word"])[-1].strip()
-    return f"{program} failed: {last[:300]}", ""
-
-
-def explain_os_error(error: OSError) -> SetupError:
-    """The same for a file that the set-up itself could not read or write."""
-    where = f" {error.filename}" if error.filename else ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return SetupError(_FAULTS[0][1], hint=_FAULTS[0][2])
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return SetupError(
-            f"Cannot write{where}: permission denied.",
-            hint="Close a running NemoLocal, or clone into a folder of your own.",
-        )
-    return SetupError(f"Cannot use{where}: {error.strerror or error}.", hint="Mend or remove it.")

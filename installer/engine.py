@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import llama_build
-from command import CommandError, SetupError, is_unreachable, say
+from command import CommandError, say
+from faults import COMPILER, SetupError
 from llama_build import Build, Machine
 from packages import Packages
 
@@ -73,7 +74,9 @@ def install(packages: Packages, version: str) -> dict[str, Any]:
         try:
             work.install(build)
         except CommandError as error:
-            is_index_gone |= build.index is not None and is_unreachable(error.lines)
+            if error.kind == "disk" or (error.kind in ("network", "certificate") and not build.index):
+                raise  # the next one would meet the same, and a GPU is not given up for a passing fault
+            is_index_gone |= error.kind in ("network", "certificate")
             say(f"    That one cannot be had: {error.message}")
         else:
             return work.stamp(build, machine)
@@ -88,9 +91,9 @@ def install(packages: Packages, version: str) -> dict[str, Any]:
 
 def explain_last(error: CommandError, build: Build, machine: Machine) -> SetupError:
     """Where there is no compiler, that is what is missing, whatever became of the attempt to do without."""
-    if build.kind == "wheel" or "compiler was found" in error.message:
-        message = "The engine has to be compiled, and no working C and C++ compiler was found."
-        return SetupError(message, hint=llama_build.compiler_fix(machine.system))
+    is_without_compiler = build.kind == "wheel" and error.kind not in ("disk", "permission")
+    if is_without_compiler or error.kind == "compiler":
+        return SetupError(COMPILER.message, hint=llama_build.compiler_fix(machine.system))
     return error
 
 

@@ -23,16 +23,8 @@ from typing import Any
 import engine
 import interpreter
 import llama_build
-from command import (
-    CommandError,
-    Context,
-    SetupError,
-    Stopped,
-    explain_os_error,
-    run,
-    say,
-    stop_signals,
-)
+from command import CommandError, Context, Stopped, run, say, stop_signals
+from faults import SetupError, explain
 from lock import only_one
 from packages import Packages
 
@@ -87,7 +79,7 @@ def guard(work: Callable[[], None], place: Place) -> int:
     except SetupError as error:
         return _fail(error, place)
     except OSError as error:
-        return _fail(explain_os_error(error), place)
+        return _fail(explain(error), place)
     except KeyboardInterrupt:
         say("Stopped. The same command goes on from here.")
         return 130
@@ -132,7 +124,7 @@ def start(place: Place, arguments: Sequence[str]) -> int:
             os.execve(command[0], command, clean_env())
         process = subprocess.Popen(command, env=clean_env())
     except OSError as error:
-        return _fail(explain_os_error(error), place)
+        return _fail(explain(error), place)
     while True:
         try:
             return process.wait()

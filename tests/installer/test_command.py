@@ -1,4 +1,4 @@
-"""Running one command: the log, the line that moves, and one line when it fails."""
+"""Running one command: the log, the line that moves, and what a failure carries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import command
 import pytest
-from command import CommandError, Context, explain, find_progress, run
+from command import CommandError, Context, find_progress, run
 
 
 @pytest.fixture
@@ -104,57 +104,3 @@ def test_log_that_cannot_be_written_is_an_error(context: Context, tmp_path: Path
 )
 def test_progress_is_read_from_the_output(line: str, progress: str) -> None:
     assert find_progress(line) == progress
-
-
-@pytest.mark.parametrize(
-    ("line", "message", "hint"),
-    [
-        ("OSError: [Errno 28] No space left on device", "The disk is full.", "Free about 4 GB"),
-        ("cc1plus: error: No space left on device", "The disk is full.", "Free about 4 GB"),
-        (
-            "No CMAKE_CXX_COMPILER could be found.",
-            "The engine has to be compiled, and no working C and C++ compiler was found.",
-            "Install one",
-        ),
-        (
-            "CMAKE_CXX_COMPILER not set, after EnableLanguage",
-            "The engine has to be compiled, and no working C and C++ compiler was found.",
-            "Install one",
-        ),
-        (
-            "g++: fatal error: Killed signal terminated program cc1plus",
-            "The memory ran out while compiling.",
-            "CMAKE_BUILD_PARALLEL_LEVEL=1",
-        ),
-        (
-            "WARNING: connection broken by 'NewConnectionError('Temporary failure in name resolution')'",
-            "The package index cannot be reached.",
-            "HTTPS_PROXY",
-        ),
-        (
-            "SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] self-signed'))",
-            "The package index's certificate is not trusted.",
-            "PIP_CERT",
-        ),
-        (
-            "ERROR: Could not install packages due to an OSError: [Errno 13] Permission denied: '/x'",
-            "A file cannot be written: permission denied.",
-            "make the folder yours",
-        ),
-        (
-            "ERROR: No matching distribution found for gradio<7,>=6.31",
-            "A package that NemoLocal needs is not offered for this Python and system.",
-            "The log names it.",
-        ),
-    ],
-)
-def test_known_faults_are_explained(line: str, message: str, hint: str) -> None:
-    found, mending = explain(["Collecting x", line, "note: see above"], "pip")
-    assert found == message
-    assert hint in mending
-
-
-def test_unknown_fault_shows_the_last_error() -> None:
-    lines = ["ERROR: first", "error: metadata-generation-failed", "", "hint: see above"]
-    assert explain(lines, "pip") == ("pip failed: error: metadata-generation-failed", "")
-    assert explain([], "pip") == ("pip failed: without a word", "")

@@ -9,7 +9,8 @@ from pathlib import Path
 import engine
 import llama_build
 import pytest
-from command import CommandError, SetupError
+from command import CommandError
+from faults import SetupError, find_fault
 from llama_build import Machine
 
 UNREACHABLE = ("WARNING: Retrying: NewConnectionError('no route to host')",)
@@ -32,7 +33,7 @@ class FakePackages:
         assert words == ("-c", engine.CHECK)
         sees_gpu = self.loads.pop(0) if len(self.loads) > 1 else self.loads[0]
         if sees_gpu is None:
-            raise CommandError("-c failed: OSError: libcudart.so.12", lines=())
+            raise CommandError("-c failed: OSError: libcudart.so.12")
         return ["some notice", f"engine 0.3.36 {sees_gpu}"]
 
     def install(self, *words: str, env: Mapping[str, str] | None = None) -> Sequence[str]:
@@ -41,7 +42,8 @@ class FakePackages:
         self.envs.append(env or {})
         for part, lines in self.says.items():
             if part in line:
-                raise CommandError("pip failed", lines=lines)
+                fault = find_fault(lines, "pip")
+                raise CommandError(fault.message, kind=fault.kind, lines=lines)
         return [] if self.is_cached else ["Building wheel for llama-cpp-python (pyproject.toml)"]
 
     def has_cached_wheel(self, name: str, version: str) -> bool:
@@ -109,6 +111,23 @@ def test_unreachable_index_without_nvcc_compiles_for_the_cpu_and_says_so(
     assert packages.indexes() == ["cu125", ""]
     assert (stamp["name"], stamp["driver"]) == ("cpu", (12, 6))
     assert "the GPU stays unused" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [("CUDA=on", "NewConnectionError"), ("whl/cu125", "[Errno 28] No space left on device")],
+)
+def test_gpu_is_not_given_up_for_a_passing_fault(
+    words: str, line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A CPU build would stay after the network or the disk is mended."""
+    is_source = words == "CUDA=on"
+    says = {"/whl/": UNREACHABLE, "--cache-dir": (line,)} if is_source else {words: (line,)}
+    packages = FakePackages(tmp_path, says=says)
+    machine = Machine("Linux", driver=(12, 6), nvcc=("/opt/cuda/bin/nvcc", (12, 6)))
+    with pytest.raises(SetupError):
+        install(packages, machine, monkeypatch)
+    assert packages.indexes() == (["cu125", ""] if is_source else ["cu125"])
 
 
 def test_wheel_that_misses_the_cuda_runtime_gets_nvidias_packages(
