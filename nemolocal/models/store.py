@@ -272,7 +272,8 @@ def _resolve_path(path: Path, config: Config, known: Catalog) -> LocalModel:
     for model in list_models(config, known):
         if model.path.resolve() == real:
             return model
-    parts = tuple(part.absolute() for part in info.parts)
+    # Not resolve(): behind a link the file may have another name, and no parts beside it.
+    parts = tuple(Path(os.path.normpath(part.absolute())) for part in info.parts)
     model = _model(
         parts,
         id=reference.stem_of(path.name),

@@ -183,7 +183,7 @@ def test_the_setting_of_the_moment_counts_not_that_of_the_import(
 
 
 @contextmanager
-def dead_ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+def dead_ends() -> Iterator[dict[str, str]]:
     """Addresses where no hub is: one that refuses, one that accepts and says nothing, one without a name."""
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
@@ -198,7 +198,7 @@ def dead_ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
 @pytest.mark.parametrize("kind", ["refuses", "silent", "nameless"])
 def test_a_hub_that_cannot_be_reached_is_one_line_soon(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(model_hub, "REQUEST_TIMEOUT_S", 0.3)
-    with dead_ends(monkeypatch) as addresses:
+    with dead_ends() as addresses:
         monkeypatch.setenv("HF_ENDPOINT", addresses[kind])
         for ask in (lambda c: model_hub.fetch_repo("acme/Demo", c), lambda c: model_hub.search("demo", c)):
             with pytest.raises(OfflineError, match="cannot be reached") as caught:
