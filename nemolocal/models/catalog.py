@@ -91,7 +91,10 @@ class CatalogModel:
             if row.quant.casefold() == quant.casefold():
                 return row
         known = ", ".join(row.quant for row in self.files)
-        raise ModelNotFoundError(f"The catalogue has no {quant} of '{self.id}'.", hint=f"It has {known}.")
+        other = "" if self.files[0].wheel else f" hf:{self.repo}:QUANT takes any other of its repository."
+        raise ModelNotFoundError(
+            f"The catalogue has no {quant} of '{self.id}'.", hint=f"It has {known}.{other}"
+        )
 
     def shape(self, row: CatalogFile) -> shape.ModelShape:
         """The model's shape as the plan needs it before the file is here."""

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from nemolocal.config import Config
 from nemolocal.errors import HubError, ModelNotFoundError, UsageError
-from nemolocal.models import catalog, hub, receipt, reference, store, transfer, wheel
+from nemolocal.models import catalog, disk, hub, receipt, reference, store, transfer, wheel
 from nemolocal.models.catalog import Catalog, CatalogFile, CatalogModel
+from nemolocal.models.disk import Note, Progress
 from nemolocal.models.reference import HubRef, NamedRef, PathRef
 from nemolocal.models.store import LocalModel
-from nemolocal.models.transfer import Note, Progress, Retry, Source
+from nemolocal.models.transfer import Retry, Source
 
 USUAL_QUANTS = ("Q4_K_M", "IQ4_XS", "Q4_K_S", "Q4_0", "Q4_1", "MXFP4_MOE", "MXFP4", "Q5_K_M", "Q8_0")
 """What is taken, in this order, where neither the reference nor a plan names a quantization."""
@@ -237,7 +238,7 @@ def _carry_out(plan: _Plan, config: Config, *, progress: Progress, note: Note, r
         try:
             _place(plan, wanted)
         except OSError as error:
-            raise transfer.disk_error(error, Path(error.filename or first)) from None
+            raise disk.disk_error(error, Path(error.filename or first)) from None
 
 
 def _is_here(source: Source) -> bool:
@@ -246,7 +247,7 @@ def _is_here(source: Source) -> bool:
         has_size = source.target.stat().st_size == source.bytes
     except OSError:
         return False
-    return has_size and bool(source.sha256) and transfer.hash_file(source.target) == source.sha256
+    return has_size and bool(source.sha256) and disk.hash_file(source.target) == source.sha256
 
 
 def _check_space(wanted: Sequence[Source], config: Config) -> None:
@@ -257,7 +258,7 @@ def _check_space(wanted: Sequence[Source], config: Config) -> None:
         needed += max(0, source.bytes - begun)
     if wanted:
         what = wanted[0].what if len(wanted) == 1 else f"the {len(wanted)} files of {wanted[0].what}"
-        transfer.check_space(config.models_dir, needed, what=what)
+        disk.check_space(config.models_dir, needed, what=what)
 
 
 def _place(plan: _Plan, wanted: Sequence[Source]) -> None:
@@ -266,7 +267,7 @@ def _place(plan: _Plan, wanted: Sequence[Source]) -> None:
         if source is plan.sources[0]:
             _write_receipt(plan)
         source.partial.replace(source.target)
-        transfer.discard_partials(source.target)
+        disk.discard_partials(source.target)
 
 
 def _write_receipt(plan: _Plan) -> None:
@@ -282,4 +283,4 @@ def _write_receipt(plan: _Plan) -> None:
 
 def _own_hash(source: Source) -> str:
     """Where nobody published a hash, the one of what arrived guards against later damage."""
-    return transfer.hash_file(source.partial if source.partial.exists() else source.target)
+    return disk.hash_file(source.partial if source.partial.exists() else source.target)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from nemolocal.config import Config
-from nemolocal.models import catalog, transfer
+from nemolocal.models import catalog, disk
 from nemolocal.models.catalog import Catalog, CatalogFile, CatalogModel
 from nemolocal.models.store import LocalModel, list_models, target_path
 
@@ -78,7 +78,7 @@ def _listed_files(listed: CatalogModel, local: list[LocalModel], root: Path) -> 
             rows.append(replace(_local_file(here), row=row))
             continue
         targets = [target_path(root, row.repo, name) for name in row.names]
-        done = sum(p.stat().st_size for target in targets for p in transfer.partials_of(target))
+        done = sum(p.stat().st_size for target in targets for p in disk.partials_of(target))
         rows.append(
             ListedFile(
                 quant=row.quant,

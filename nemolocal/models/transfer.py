@@ -6,12 +6,10 @@ published anew never continues an old one. What is fetched and why is not known 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,21 +19,14 @@ from pathlib import Path
 import filelock
 import httpx2
 
-from nemolocal.errors import ChecksumError, DownloadError, HubError, NoSpaceError
+from nemolocal.errors import ChecksumError, DownloadError, HubError
 from nemolocal.models import hub
+from nemolocal.models.disk import CHUNK_BYTES, PARTIAL_SUFFIX, Note, discard_partials, disk_error
 
-PARTIAL_SUFFIX = ".partial"
 LOCKS = ".locks"
 _N_KEY = 16  # characters of the hash in a partial file's name: enough to tell versions of one file apart
-_CHUNK_BYTES = 1 << 20
-_NO_SPACE = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}  # Windows knows no quotas
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all); done never falls. It may raise to stop the download."""
-Note = Callable[[str], None]
-"""Called with one line that a person should see while they wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,22 +87,6 @@ def fetch(source: Source, *, progress: Callable[[int], None], note: Note, retry:
     return source.partial
 
 
-def discard_partials(target: Path, *, keep: Path | None = None) -> None:
-    """Remove what was begun for `target`, except `keep`."""
-    for path in partials_of(target):
-        if path != keep:
-            path.unlink(missing_ok=True)
-
-
-def partials_of(target: Path) -> list[Path]:
-    """The partial files of a target, of whatever version."""
-    name = re.compile(re.escape(target.name) + rf"\.[0-9A-Za-z]+{re.escape(PARTIAL_SUFFIX)}")
-    try:
-        return [path for path in target.parent.iterdir() if name.fullmatch(path.name)]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
 @contextmanager
 def locked(target: Path, root: Path, *, note: Note) -> Iterator[None]:
     """Keep other processes from fetching `target` meanwhile; waits for one that does. The locks are files
@@ -132,56 +107,6 @@ def locked(target: Path, root: Path, *, note: Note) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def free_bytes(folder: Path) -> int:
-    """Free space where `folder` is or will be."""
-    return shutil.disk_usage(nearest_existing(folder)).free
-
-
-def nearest_existing(folder: Path) -> Path:
-    """The folder itself, or the nearest one above it that exists."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder
-
-
-def check_space(folder: Path, needed_bytes: int, *, what: str) -> None:
-    """Raises NoSpaceError when `needed_bytes` more do not fit into `folder`."""
-    free = free_bytes(folder)
-    if needed_bytes > free:
-        raise NoSpaceError(
-            f"No space for {what}: it needs {needed_bytes:,} bytes, and {free:,} are free in {folder}.",
-            needed_bytes=needed_bytes,
-            free_bytes=free,
-            hint="Free some space, or set models_dir to a folder on a larger disk.",
-        )
-
-
-def disk_error(error: OSError, path: Path, *, needed_bytes: int = 0) -> DownloadError:
-    """A file or folder that cannot be written, in one line; `needed_bytes` were still to be written."""
-    if error.errno in _NO_SPACE:
-        free = free_bytes(path.parent)
-        return NoSpaceError(
-            f"No space left to write {path}: {needed_bytes:,} bytes are needed, and {free:,} are free.",
-            needed_bytes=needed_bytes,
-            free_bytes=free,
-            hint="Free some space, and try again.",
-        )
-    reason = error.strerror or type(error).__name__
-    return DownloadError(f"Cannot write {path}: {reason}.", hint="Check the folder's rights and the disk.")
-
-
-def hash_file(path: Path, progress: Callable[[int], None] = lambda n_bytes: None) -> str:
-    """The sha256 of a file in hexadecimal digits; `progress` gets the bytes read so far."""
-    digest = hashlib.sha256()
-    n_bytes = 0
-    with path.open("rb", buffering=0) as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            n_bytes += len(chunk)
-            progress(n_bytes)
-    return digest.hexdigest()
 
 
 # The transfer itself ------------------------------------------------------------------------------
@@ -216,7 +141,7 @@ class _Partial:
             raise disk_error(error, source.partial) from None
         with stream:
             partial = cls(source, stream)
-            while chunk := stream.read(_CHUNK_BYTES):
+            while chunk := stream.read(CHUNK_BYTES):
                 partial.digest.update(chunk)
                 partial.n_bytes += len(chunk)
             if partial.n_bytes > source.bytes:
@@ -274,7 +199,7 @@ def _receive_all(
                 lost = _LostError(hub.describe(error))
             except httpx2.HTTPError as error:  # a circle of redirects, a body that cannot be decoded
                 raise DownloadError(f"{source.what} cannot be fetched: {hub.describe(error)}.") from None
-            if partial.n_bytes - n_bytes_before >= _CHUNK_BYTES:
+            if partial.n_bytes - n_bytes_before >= CHUNK_BYTES:
                 n_lost = 0
             n_lost, n_bytes_before = n_lost + 1, partial.n_bytes
             if n_lost >= retry.n_attempts:

