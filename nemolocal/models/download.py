@@ -243,11 +243,13 @@ def _carry_out(plan: _Plan, config: Config, *, progress: Progress, note: Note, r
 
 def _is_here(source: Source) -> bool:
     """Whether the target is this very file already (another process fetched it, or a part was placed)."""
+    if not source.sha256:
+        return False
     try:
         has_size = source.target.stat().st_size == source.bytes
+        return has_size and disk.hash_file(source.target) == source.sha256
     except OSError:
         return False
-    return has_size and bool(source.sha256) and disk.hash_file(source.target) == source.sha256
 
 
 def _check_space(wanted: Sequence[Source], config: Config) -> None:

@@ -8,6 +8,7 @@ this machine is not known here, and no file is transferred.
 from __future__ import annotations
 
 import queue
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ REQUEST_TIMEOUT_S = 10.0
 """For one connection, and for a pause within an answer."""
 ANSWER_TIMEOUT_S = 15.0
 """For a whole answer: also looking up the hub's name, which the system may take half a minute over."""
+
+_ERROR_NUMBER = re.compile(r"\[(?:Errno|WinError) -?\d+\] ")
 
 T = TypeVar("T")
 
@@ -295,8 +298,8 @@ def _translate(error: BaseException, config: Config, *, what: str) -> BaseExcept
 
 
 def describe(error: Exception) -> str:
-    """A network error in a few words, without a full stop."""
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    """A network error in a few words, without its number and without a full stop."""
+    return _ERROR_NUMBER.sub("", " ".join(str(error).split())).rstrip(".") or type(error).__name__
 
 
 def _read_repo(info: ModelInfo) -> HubRepo:

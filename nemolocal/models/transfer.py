@@ -69,8 +69,11 @@ def fetch(source: Source, *, progress: Callable[[int], None], note: Note, retry:
     partial file is left in a state that a later run goes on from, except after a ChecksumError, which
     removes it. Raises DownloadError (NoSpaceError, ChecksumError) and HubError.
     """
-    discard_partials(source.target, keep=source.partial)
-    source.partial.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        source.partial.parent.mkdir(parents=True, exist_ok=True)
+        discard_partials(source.target, keep=source.partial)
+    except OSError as error:
+        raise disk_error(error, source.partial) from None
     with _Partial.open(source) as partial:
         progress(partial.n_bytes)
         if partial.n_bytes < source.bytes:
@@ -92,17 +95,17 @@ def locked(target: Path, root: Path, *, note: Note) -> Iterator[None]:
     """Keep other processes from fetching `target` meanwhile; waits for one that does. The locks are files
     in a hidden folder below `root`, and fall when their process ends, however it ends."""
     folder = root / LOCKS
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise disk_error(error, folder) from None
     name = hashlib.sha256(os.fsencode(target.absolute())).hexdigest()[:_N_KEY]
     lock = filelock.FileLock(folder / f"{name}.lock")
     try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        note(f"Another process is fetching {target.name}; waiting for it.")
-        lock.acquire(poll_interval=0.2)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            note(f"Another process is fetching {target.name}; waiting for it.")
+            lock.acquire(poll_interval=0.2)
+    except OSError as error:
+        raise disk_error(error, folder) from None
     try:
         yield
     finally:
@@ -141,12 +144,18 @@ class _Partial:
             raise disk_error(error, source.partial) from None
         with stream:
             partial = cls(source, stream)
-            while chunk := stream.read(CHUNK_BYTES):
-                partial.digest.update(chunk)
-                partial.n_bytes += len(chunk)
-            if partial.n_bytes > source.bytes:
-                partial.restart()
+            partial._take_up()
             yield partial
+
+    def _take_up(self) -> None:
+        try:
+            while chunk := self.stream.read(CHUNK_BYTES):
+                self.digest.update(chunk)
+                self.n_bytes += len(chunk)
+        except OSError as error:
+            raise disk_error(error, self.source.partial) from None
+        if self.n_bytes > self.source.bytes:
+            self.restart()
 
     def restart(self) -> None:
         self.stream.seek(0)

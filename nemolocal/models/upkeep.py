@@ -33,7 +33,7 @@ def import_path(path: str | Path, config: Config, known: Catalog | None = None) 
     names = [base, *(f"{base}-{i}" for i in range(2, len(taken) + 3))]
     name = next(name for name in names if name.casefold() not in taken)
     try:
-        receipt.write_pointer(config.models_dir, name, found.path.resolve())
+        receipt.write_pointer(config.models_dir, name, found.path)
     except OSError as error:
         raise disk.disk_error(error, config.models_dir) from None
     return store.resolve(NamedRef(name), config, known)

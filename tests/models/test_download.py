@@ -387,6 +387,19 @@ def test_a_folder_that_cannot_be_made_is_one_line(
         download.pull(BIG, config.load())
 
 
+def test_a_lock_or_partial_file_that_cannot_be_opened_is_one_line(hub: FakeHub) -> None:
+    big(hub)
+    cut(hub)
+    (lock,) = (models_dir() / transfer.LOCKS).iterdir()
+    (partial,) = models_dir().rglob("*.partial")
+    for path in (partial, lock):
+        path.unlink()
+        path.mkdir()
+        with pytest.raises(DownloadError, match="Cannot write") as caught:
+            download.pull(BIG, config.load())
+        assert "\n" not in str(caught.value)
+
+
 # Split models -------------------------------------------------------------------------------------
 
 
@@ -546,6 +559,8 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that pip takes its packages from, and nothing else."""
     folder = tmp_path / "index"
     folder.mkdir()
+    for variable in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(variable)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))

@@ -376,6 +376,15 @@ def test_an_imported_model_stays_where_it_lies(root: Path, tmp_path: Path) -> No
     assert upkeep.remove("Mine-Q8_0-2", config.load()).is_forgotten
 
 
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_an_imported_link_keeps_its_name(root: Path, tmp_path: Path) -> None:
+    """Other programs keep the bytes under their hash and link to them."""
+    blob = put(tmp_path / "blobs/0123abcd.gguf").rename(tmp_path / "blobs/0123abcd")
+    (tmp_path / "Linked-Q8_0.gguf").symlink_to(blob)
+    model = upkeep.import_path(tmp_path / "Linked-Q8_0.gguf", config.load())
+    assert (model.ref, model.quant) == ("Linked-Q8_0", "Q8_0")
+
+
 def test_a_split_model_is_imported_by_any_part(root: Path, tmp_path: Path) -> None:
     put(tmp_path / "Demo.gguf", n_tensors_per_part=20)
     parts = sorted(tmp_path.glob("Demo-*.gguf"))
