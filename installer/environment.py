@@ -192,12 +192,11 @@ class Setup:
         """Take the environment that is there where it can be used, else make one."""
         version = self._python_version()
         is_usable = bool(version) and not interpreter.find_fault(tuple(map(int, version.split("."))))
-        if is_usable and self.stamps.get("python", version) == version and "making" not in self.stamps:
-            if not self.packages.has_pip():
-                self.packages.run("-m", "ensurepip")
-        else:
+        if not is_usable or self.stamps.get("python", version) != version or "making" in self.stamps:
             self._make_anew()
-        self._stamp(python=self._python_version())
+        if not self.packages.has_pip():
+            self.packages.run("-m", "ensurepip", "--default-pip")
+        self._stamp(python=self._python_version(), making=None)
 
     def _make_anew(self) -> None:
         missing = [name for name in ("venv", "ensurepip") if importlib.util.find_spec(name) is None]
@@ -209,8 +208,8 @@ class Setup:
         self._stamp(making=True)
         self._clear()
         base = getattr(sys, "_base_executable", "") or sys.executable
-        run([base, "-m", "venv", self.place.venv], self.context)
-        self.stamps = {}
+        # pip comes in a command of its own: venv would keep to itself why it cannot be put in
+        run([base, "-m", "venv", "--without-pip", self.place.venv], self.context)
 
     def _clear(self) -> None:
         """Empty the environment, but for what belongs to this very set-up."""
@@ -273,8 +272,9 @@ class Setup:
         self._stamp(models={**self.stamps.get("models", {}), _settings_key(): str(folder)})
 
     def _stamp(self, **values: Any) -> None:
-        """Write down what is done, all at once: a stamp is never half written."""
-        self.stamps = {**self.stamps, **values}
+        """Write down what is done, all at once: a stamp is never half written. None takes one away."""
+        stamps = {**self.stamps, **values}
+        self.stamps = {name: value for name, value in stamps.items() if value is not None}
         fresh = self.place.stamps.with_suffix(".new")
         fresh.write_text(json.dumps(self.stamps, indent=1), encoding="utf-8")
         fresh.replace(self.place.stamps)

@@ -104,7 +104,7 @@ def choices(machine: Machine) -> list[Build]:
     if machine.system == "Darwin":
         why = "with Metal where the processor has it"
     if machine.has_compiler or machine.has_cached_build:
-        builds.append(Build("source", "cpu", f"compiled here for the CPU: {why}"))
+        builds.append(Build("source", "cpu", f"compiled for this machine's CPU: {why}"))
     else:
         part = "metal" if machine.system == "Darwin" else "cpu"
         builds.append(

@@ -58,7 +58,7 @@ def test_no_driver_means_the_cpu_even_with_a_cuda_compiler() -> None:
     """A CUDA build cannot be loaded without the driver's library."""
     machine = Machine("Linux", nvcc=("/usr/local/bin/nvcc", (13, 0)))
     assert names(machine) == ["cpu"]
-    assert choices(machine)[0].reason == "compiled here for the CPU: no NVIDIA driver was found"
+    assert choices(machine)[0].reason == "compiled for this machine's CPU: no NVIDIA driver was found"
 
 
 def test_compiler_newer_than_the_driver_is_not_used() -> None:
