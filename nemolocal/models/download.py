@@ -204,7 +204,7 @@ def _plan_hub(repo: hub.HubRepo, chosen: hub.RemoteModel, config: Config) -> _Pl
         )
         for file in chosen.files
     )
-    if not all(source.bytes for source in sources):
+    if not all(source.bytes > 0 for source in sources):
         raise HubError(f"The hub does not say how large {chosen.first} is.", hint="Choose another file.")
     return _Plan(sources=sources, origin="hub", repo=repo.id, revision=repo.revision)
 

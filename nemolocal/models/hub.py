@@ -315,7 +315,7 @@ def _read_repo(info: ModelInfo) -> HubRepo:
         sha256 = sibling.lfs.sha256 if sibling.lfs else ""
         size = sibling.lfs.size if sibling.lfs else sibling.size
         files[name] = RemoteFile(name, int(size or 0), sha256 or "")
-    if not info.id or not info.sha:
+    if not is_repo(info.id or "") or not info.sha:
         raise ValueError("no id or commit in the answer")
     return HubRepo(
         id=info.id,

@@ -169,7 +169,6 @@ class _Partial:
             while rest:
                 rest = rest[self.stream.write(rest) :]
         except OSError as error:
-            self.stream.truncate(self.n_bytes)  # half a chunk is in no digest
             raise self._failed(error) from None
         self.digest.update(chunk)
         self.n_bytes += len(chunk)

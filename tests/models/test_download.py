@@ -122,8 +122,14 @@ def test_a_file_that_was_published_anew_does_not_go_on_from_the_old_one(hub: Fak
     big(hub)
     cut(hub)
     data = big(hub, step=17)
-    model = download.pull(BIG, config.load())
+    partials: set[int] = set()
+    model = download.pull(
+        BIG,
+        config.load(),
+        progress=lambda done, total: partials.add(len(list(models_dir().rglob("*.partial")))),
+    )
     assert model.path.read_bytes() == data
+    assert max(partials) == 1  # the old one does not take up space any longer
     (request,) = hub.transfers()
     assert "Range" not in request.headers
     assert not list(models_dir().rglob("*.partial"))
@@ -259,7 +265,7 @@ def test_two_that_pull_the_same_file(hub: FakeHub) -> None:
     def pull(**options: object) -> None:
         models.append(download.pull(BIG, config.load(), **options))  # type: ignore[arg-type]
 
-    patience = Retry(n_attempts=2, first_wait_s=0.0, silence_s=1.0)
+    patience = Retry(n_attempts=2, first_wait_s=0.0, silence_s=20.0)
     one = threading.Thread(target=pull, kwargs={"progress": first, "retry": patience})
     other = threading.Thread(
         target=pull, kwargs={"note": lambda line: waiting.set() if "waiting" in line else None}

@@ -147,6 +147,14 @@ def test_a_page_in_place_of_an_answer(hub: FakeHub) -> None:
             ask(config.load())
 
 
+@pytest.mark.parametrize("answer", ['{"id": "../../etc", "sha": "1"}', '{"id": "acme/Demo-GGUF"}', "[]", "3"])
+def test_an_answer_that_no_hub_gives(hub: FakeHub, answer: str) -> None:
+    demo(hub)
+    hub.page = answer
+    with pytest.raises(HubError, match="does not answer like a model hub"):
+        model_hub.fetch_repo("acme/Demo-GGUF", config.load())
+
+
 @pytest.mark.parametrize("address", ["hub.example", "ftp://hub.example"])
 def test_an_endpoint_that_is_no_address(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv("HF_ENDPOINT", address)
@@ -210,11 +218,11 @@ def test_a_hub_that_cannot_be_reached_is_one_line_soon(monkeypatch: pytest.Monke
 def test_a_name_server_that_never_answers_cannot_hold_us_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_hub, "ANSWER_TIMEOUT_S", 0.2)
     monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: time.sleep(2) or [])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: time.sleep(20) or [])
     started = time.monotonic()
     with pytest.raises(OfflineError, match="cannot be reached"):
         model_hub.fetch_repo("acme/Demo", config.load())
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < 10
 
 
 def test_the_limits_keep_an_unknown_model_under_twenty_seconds() -> None:

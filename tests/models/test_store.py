@@ -303,10 +303,10 @@ def test_a_model_that_is_here_needs_no_hub(root: Path, monkeypatch: pytest.Monke
         assert store.resolve(f"hf:{STARTER}", config.load()).path == path
         assert download.pull(f"hf:{STARTER}", config.load()).path == path
         assert set(listed()) == {"starter:Q4_1"}
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 5
         with pytest.raises(OfflineError, match="cannot be reached"):
             download.pull("hf:acme/Unknown", config.load())
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 20
 
 
 def test_with_the_hub_switched_off_no_connection_is_attempted(
