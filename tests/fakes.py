@@ -6,9 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from nemolocal import config
-from nemolocal.errors import ContextLengthError, ModelNotFoundError, NemoLocalError
+from nemolocal.errors import ContextLengthError, ModelNotFoundError
 from nemolocal.service import ModelCard, Service, Status
-from nemolocal.types import Delta, Finish, GenerationParams, Message, Started, StreamItem, Timings, Usage
+from nemolocal.types import (
+    Delta,
+    Finish,
+    GenerationParams,
+    Message,
+    SamplingParams,
+    Started,
+    StreamItem,
+    Timings,
+    Usage,
+)
 
 
 class FakeTextModel:
@@ -19,7 +29,10 @@ class FakeTextModel:
         self.n_ctx = n_ctx
         self.pieces = tuple(pieces)
         self.delay_s = 0.0
-        self.error: NemoLocalError | None = None  # raised after the first piece
+        self.accept_delay_s = 0.0  # before the prompt is accepted, as while a model loads
+        self.read_delay_s = 0.0  # between that and the first piece
+        self.refusal: Exception | None = None  # raised in place of Started
+        self.error: Exception | None = None  # raised after the first piece
         self.calls: list[tuple[tuple[Message, ...] | str | tuple[int, ...], GenerationParams]] = []
         self.n_closed_early = 0
 
@@ -32,24 +45,28 @@ class FakeTextModel:
         return self._stream(len(prompt.split()) if isinstance(prompt, str) else len(prompt), params)
 
     async def _stream(self, n_prompt: int, params: GenerationParams) -> AsyncIterator[StreamItem]:
-        if n_prompt + 1 > self.n_ctx:
-            raise ContextLengthError(n_prompt=n_prompt, n_ctx=self.n_ctx)
-        yield Started(n_prompt)
         n_new = 0
         try:
+            await asyncio.sleep(self.accept_delay_s)
+            if self.refusal is not None:
+                raise self.refusal
+            if n_prompt + 1 > self.n_ctx:
+                raise ContextLengthError(n_prompt=n_prompt, n_ctx=self.n_ctx)
+            yield Started(n_prompt)
+            await asyncio.sleep(self.read_delay_s)
             for piece in self.pieces:
                 await asyncio.sleep(self.delay_s)
-                if params.max_tokens is not None and n_new >= params.max_tokens:
+                if n_new == params.max_tokens or n_prompt + n_new == self.n_ctx:
                     break
                 n_new += 1
                 yield Delta(piece)
                 if self.error is not None:
                     raise self.error
-        except GeneratorExit:
+        except (GeneratorExit, asyncio.CancelledError):
             self.n_closed_early += 1
             raise
-        reason = "length" if n_new == params.max_tokens else "stop"
-        yield Finish(reason, Usage(n_prompt, n_new), Timings(0.0, 0.01, 0.02))
+        is_cut = n_new == params.max_tokens or n_prompt + n_new == self.n_ctx
+        yield Finish("length" if is_cut else "stop", Usage(n_prompt, n_new), Timings(0.0, 0.01, 0.02))
 
 
 class FakeService(Service):
@@ -62,10 +79,14 @@ class FakeService(Service):
             state="ready", model=self.model.id, device="CPU", n_ctx=self.model.n_ctx, n_slots=4, progress=1.0
         )
         self.on_load: Callable[[str], None] = lambda ref: None
+        self.started: list[tuple[str, ...]] = []
+        self.n_closed = 0
 
-    async def start(self, refs: Sequence[str] = ()) -> None: ...
+    async def start(self, refs: Sequence[str] = ()) -> None:
+        self.started.append(tuple(refs))
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        self.n_closed += 1
 
     def status(self) -> Status:
         return self.current
@@ -92,3 +113,6 @@ class FakeService(Service):
 
     async def load(self, ref: str) -> None:
         self.on_load(ref)
+
+    def sampling_defaults(self, ref: str | None) -> SamplingParams:
+        return SamplingParams()

@@ -1,0 +1,157 @@
+"""`/v1/completions`: raw prompts, as texts or as token ids, one or several.
+
+Control tokens in a text prompt are recognised: whoever sends a raw prompt writes the template themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, ClassVar
+
+from fastapi import APIRouter
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from nemolocal.api import body, sse
+from nemolocal.api.choices import Answer, Choices
+from nemolocal.api.connection import while_connected
+from nemolocal.api.errors import NotServedError
+from nemolocal.api.openai.fields import N_CHOICES, GenerationFields, Head, head, timings, usage
+from nemolocal.errors import ContextLengthError, InvalidRequestError
+from nemolocal.service import Service
+from nemolocal.types import Delta, Finish
+
+router = APIRouter()
+
+
+@router.post("/v1/completions")
+async def create_completion(request: Request) -> Response:
+    asked = await body.read(request, CompletionRequest)
+    asked.check_served()
+    service: Service = request.app.state.service
+    model = service.find_model(asked.model or None)
+    params = asked.generation(service.config.settings, max_tokens=asked.max_tokens)
+    choices = Choices([model.complete(prompt, each) for prompt in asked.prompt for each in params])
+    answer = head("cmpl", model.id)
+    try:
+        if asked.stream:
+            script = CompletionScript(
+                answer, n=choices.n, n_per_prompt=len(params), wants_usage=asked.wants_usage
+            )
+            return await sse.stream(request, choices, script)
+        answers = await while_connected(request, choices.collect())
+    except ContextLengthError as error:
+        error.param = "prompt"
+        raise
+    return JSONResponse(whole(answer, answers, n_per_prompt=len(params)))
+
+
+# What comes in ----------------------------------------------------------------------------------
+
+
+def _as_prompts(value: Any) -> list[str | tuple[int, ...]]:
+    """A text, a list of texts, a list of token ids or a list of those, as a list of prompts."""
+    is_one = isinstance(value, str) or (
+        isinstance(value, list) and bool(value) and all(type(entry) is int for entry in value)
+    )
+    prompts = [value] if is_one else value
+    if not isinstance(prompts, list) or not prompts:
+        raise PydanticCustomError("prompt", "must be a text, token ids, or a list of either, and not empty")
+    if len({type(prompt) for prompt in prompts}) != 1:
+        raise PydanticCustomError("prompt", "must not mix texts and token ids")
+    return [_as_prompt(prompt) for prompt in prompts]
+
+
+def _as_prompt(value: Any) -> str | tuple[int, ...]:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("prompt", "must be a text or a list of token ids that is not empty")
+    if not all(type(token) is int and 0 <= token < 1 << 31 for token in value):
+        raise PydanticCustomError("prompt", "its token ids must be whole numbers from 0")
+    return tuple(value)
+
+
+class CompletionRequest(GenerationFields):
+    UNSERVED: ClassVar[dict[str, str]] = GenerationFields.UNSERVED | {
+        "suffix": "This model has no fill-in-the-middle support here.",
+        "echo": "This version does not repeat the prompt.",
+    }
+
+    prompt: Annotated[list[str | tuple[int, ...]], BeforeValidator(_as_prompts)]
+    suffix: str | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    logprobs: bool | int | None = None
+
+    def check_served(self) -> None:
+        super().check_served()
+        if self.logprobs is not None and self.logprobs is not False:
+            raise NotServedError("logprobs: This version does not report probabilities.", param="logprobs")
+        if self.best_of not in (None, self.n_choices):
+            raise NotServedError(
+                "best_of: This version does not choose among answers.",
+                param="best_of",
+                hint="Leave it out, or set it to n.",
+            )
+        if len(self.prompt) * self.n_choices > N_CHOICES:
+            raise InvalidRequestError(
+                f"prompt: At most {N_CHOICES} answers in one request, n counted for each prompt.",
+                param="prompt",
+            )
+
+
+# What goes out ----------------------------------------------------------------------------------
+
+
+def whole(answer: Head, answers: Sequence[Answer], *, n_per_prompt: int) -> dict[str, Any]:
+    """The answer in one piece; choices of the first prompt come first."""
+    finishes = [each.finish for each in answers]
+    return {
+        **answer.fields("text_completion"),
+        "choices": [
+            {"index": index, "text": each.text, "logprobs": None, "finish_reason": each.finish.reason}
+            for index, each in enumerate(answers)
+        ],
+        "usage": usage(finishes, n_per_prompt=n_per_prompt),
+        "timings": timings(finishes),
+    }
+
+
+@dataclasses.dataclass
+class CompletionScript:
+    """The chunks of a streamed answer."""
+
+    answer: Head
+    n: int
+    n_per_prompt: int
+    wants_usage: bool
+    finishes: dict[int, Finish] = dataclasses.field(default_factory=dict)
+
+    def begin(self) -> Iterable[dict[str, Any]]:
+        return ()
+
+    def item(self, index: int, item: Delta | Finish) -> Iterable[dict[str, Any]]:
+        if isinstance(item, Delta):
+            yield self._chunk(index, item.text)
+        else:
+            self.finishes[index] = item
+            yield self._chunk(index, "", item.reason)
+
+    def end(self) -> Iterable[dict[str, Any]]:
+        if self.wants_usage:
+            finishes = [self.finishes[index] for index in range(self.n)]
+            yield {
+                **self.answer.fields("text_completion"),
+                "choices": [],
+                "usage": usage(finishes, n_per_prompt=self.n_per_prompt),
+                "timings": timings(finishes),
+            }
+
+    def _chunk(self, index: int, text: str, reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+        chunk = {**self.answer.fields("text_completion"), "choices": [choice]}
+        return chunk | {"usage": None} if self.wants_usage else chunk
