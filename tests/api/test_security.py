@@ -119,7 +119,7 @@ async def test_loopback_names_are_let_through(host: str) -> None:
 async def test_foreign_names_are_refused(host: str) -> None:
     guard, page = guarded()
     for path in ("/", "/v1/models", "/gradio_api/queue/join"):
-        status, headers = await ask(guard, path, headers=[("Host", host)])
+        status, headers = await ask(guard, path, headers=[("Host", host)], server=("192.168.1.5", 6366))
         assert status == 403
         assert "access-control-allow-origin" not in headers
     assert page.paths == []

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 
 from nemolocal.api.listen import listen
 from nemolocal.api.serve import serve
@@ -97,3 +99,27 @@ def test_what_the_service_cannot_start_is_raised_as_it_is(monkeypatch: pytest.Mo
         serve(service, ["one"], announce=announced.append)
     assert announced == []
     assert service.n_closed == 1
+
+
+def test_a_service_that_fails_once_the_page_is_there_ends_the_server_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    service = FakeService(port=0)
+    life: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def live(app: Starlette) -> AsyncIterator[None]:
+        life.append("started")
+        yield
+        life.append("ended")
+
+    async def fail(refs: object) -> None:
+        while not life:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)
+        raise ModelNotFoundError("No model named 'one' is here.")
+
+    monkeypatch.setattr(service, "start", fail)
+    with pytest.raises(ModelNotFoundError):
+        serve(service, ["one"], page=lambda: Starlette(lifespan=live))
+    assert life == ["started", "ended"]
