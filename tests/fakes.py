@@ -115,4 +115,7 @@ class FakeService(Service):
         self.on_load(ref)
 
     def sampling_defaults(self, ref: str | None) -> SamplingParams:
-        return SamplingParams()
+        settings = self.config.settings
+        return SamplingParams(
+            temperature=settings.temperature, top_p=settings.top_p, top_k=settings.top_k, min_p=settings.min_p
+        )

@@ -17,12 +17,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from nemolocal.api.errors import NotServedError
-from nemolocal.config import Settings
 from nemolocal.types import Finish, GenerationParams, SamplingParams
 
 N_STOP = 64
 N_CHOICES = 128
 RANDOM_SEED = -1  # many local clients send it for "any"
+_PENALTIES = ("repeat_penalty", "presence_penalty", "frequency_penalty")
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
 
@@ -101,11 +101,12 @@ class GenerationFields(Schema):
         """Whether a stream ends with a chunk that holds the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def generation(self, settings: Settings, *, max_tokens: int | None) -> list[GenerationParams]:
-        """One GenerationParams for each of the `n` choices. With a seed, choice i gets seed + i: the first
-        is what a request for one choice would get, the others differ from it."""
+    def generation(self, default: SamplingParams, *, max_tokens: int | None) -> list[GenerationParams]:
+        """One GenerationParams for each of the `n` choices; `default` fills in what was left open. With a
+        seed, choice i gets seed + i: the first is what a request for one choice would get, the others
+        differ from it."""
         params = GenerationParams(
-            sampling=self._sampling(settings),
+            sampling=self._sampling(default),
             max_tokens=max_tokens,
             stop=tuple(self.stop or ()),
             reuse_cache=self.cache_prompt,
@@ -118,24 +119,19 @@ class GenerationFields(Schema):
             for index in range(self.n_choices)
         ]
 
-    def _sampling(self, settings: Settings) -> SamplingParams:
-        default = SamplingParams()
-        return SamplingParams(
-            temperature=_first(self.temperature, settings.temperature),
-            top_k=max(0, settings.top_k if self.top_k is None else self.top_k),
-            top_p=_first(self.top_p, settings.top_p),
-            min_p=_first(self.min_p, settings.min_p),
-            typical_p=_first(self.typical_p, default.typical_p),
-            repeat_penalty=_first(self.repeat_penalty, default.repeat_penalty),
-            presence_penalty=_first(self.presence_penalty, default.presence_penalty),
-            frequency_penalty=_first(self.frequency_penalty, default.frequency_penalty),
+    def _sampling(self, default: SamplingParams) -> SamplingParams:
+        given = {
+            name: value
+            for name in ("temperature", "top_p", "min_p", "typical_p", *_PENALTIES)
+            if (value := getattr(self, name)) is not None
+        }
+        return dataclasses.replace(
+            default,
+            **given,
+            top_k=default.top_k if self.top_k is None else max(0, self.top_k),
             seed=None if self.seed == RANDOM_SEED else self.seed,
             logit_bias=tuple((self.logit_bias or {}).items()),
         )
-
-
-def _first(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
