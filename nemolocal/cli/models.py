@@ -1,0 +1,309 @@
+"""`nemolocal models …`: what can be had, what is here, and how to get or be rid of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nemolocal.cli import options, output
+from nemolocal.cli.pull import bar, local_json, pull
+from nemolocal.config import Config
+
+if TYPE_CHECKING:
+    from nemolocal.models.catalog import CatalogModel
+    from nemolocal.models.overview import ListedFile, ListedModel
+    from nemolocal.models.reference import HubRef, NamedRef, PathRef
+    from nemolocal.models.store import LocalModel
+
+Facts = dict[str, Any]
+"""One object of the JSON that a command prints."""
+
+app = typer.Typer(help="List, fetch, check and remove models.", no_args_is_help=True)
+app.command("pull")(pull)
+
+Ref = Annotated[
+    str, typer.Argument(metavar="REF", help="ID, ID:QUANT, hf:OWNER/REPO[:QUANT or FILE], or a path.")
+]
+
+
+@app.command("list")
+@options.takes_settings("models_dir", "log_level")
+def list_(config: Config, as_json: options.AsJson = False) -> None:
+    """List the models of the catalogue and those on this machine."""
+    from nemolocal.models import overview
+
+    models = overview.build(config)
+    if as_json:
+        output.print_json([_listed_json(model) for model in models])
+        return
+    console = output.console()
+    here = [file for model in models for file in model.files if file.state != "remote"]
+    if here:
+        rows = output.table("On this machine", "Quant", "Size", "State", right=["Size"])
+        for file in here:
+            rows.add_row(file.ref, file.quant, output.size(file.bytes), _state(file))
+        console.print(rows)
+    rows = output.table("Catalogue", "Name", "Parameters", "Files", right=["Parameters"])
+    for model in models:
+        if model.listed is not None:
+            rows.add_row(model.id, model.name, _parameters(model.listed), _range(model.files))
+    console.print(rows)
+    if not here:
+        output.note("No model is on this machine yet: `nemolocal models pull starter` fetches a small one.")
+
+
+@app.command("search")
+@options.takes_settings("offline", "log_level")
+def search(
+    config: Config,
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="Words to look for.")],
+    as_json: options.AsJson = False,
+) -> None:
+    """Search the model hub for repositories with GGUF files."""
+    from nemolocal.models import hub
+
+    hits = hub.search(query, config)
+    if as_json:
+        output.print_json(
+            [
+                {
+                    "ref": f"hf:{hit.repo}",
+                    "downloads": hit.n_downloads,
+                    "likes": hit.n_likes,
+                    "gated": hit.is_gated,
+                    "updated": hit.updated,
+                }
+                for hit in hits
+            ]
+        )
+        return
+    if not hits:
+        output.note(f"The hub has no GGUF models for '{query}'.")
+        return
+    rows = output.table("Reference", "Downloads", "Likes", "Updated", "Terms", right=["Downloads", "Likes"])
+    for hit in hits:
+        terms = "to be accepted" if hit.is_gated else ""
+        rows.add_row(f"hf:{hit.repo}", f"{hit.n_downloads:,}", f"{hit.n_likes:,}", hit.updated, terms)
+    output.console().print(rows)
+
+
+@app.command("show")
+@options.takes_settings("offline", "models_dir", "log_level")
+def show(config: Config, ref: Ref, as_json: options.AsJson = False) -> None:
+    """Show what is known of a model: of the catalogue, of this machine, or of a repository on the hub."""
+    from nemolocal.models import reference
+
+    parsed = reference.parse(ref)
+    if isinstance(parsed, reference.HubRef):
+        facts, rows = _repo_facts(parsed, config)
+    else:
+        facts, rows = _model_facts(parsed, config)
+    if as_json:
+        output.print_json({**facts, "files": rows})
+        return
+    shown = {key.replace("_", " ").capitalize(): _fact(value) for key, value in facts.items()}
+    width = max(map(len, shown)) + 2
+    for label, text in shown.items():
+        if text:
+            print(f"{label:{width}}{text}")
+    files = output.table("Reference", "Quant", "Size", "State", right=["Size"])
+    for row in rows:
+        files.add_row(row["ref"], row["quant"], output.size(row["bytes"]), row["problem"] or row["state"])
+    output.console().print(files)
+
+
+@app.command("verify")
+@options.takes_settings("models_dir", "log_level")
+def verify(
+    config: Config,
+    ref: Annotated[str | None, typer.Argument(metavar="REF", help="The model; default: all.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Read models on this machine and compare them with what was published."""
+    from nemolocal.models import upkeep
+
+    with bar("Reading", has_lines=False) as (advance, _):
+        checked = upkeep.verify(ref, config, progress=advance)
+    if as_json:
+        output.print_json([{**asdict(file), "path": str(file.path)} for file in checked])
+    else:
+        rows = output.table("Reference", "File", "State")
+        for file in checked:
+            rows.add_row(file.ref, str(file.path), _VERDICTS[file.state])
+        if checked:
+            output.console().print(rows)
+        else:
+            output.note("There is no model on this machine.")
+    if any(file.state == "damaged" for file in checked):
+        raise typer.Exit(1)
+
+
+@app.command("import")
+@options.takes_settings("models_dir", "log_level")
+def import_(
+    config: Config,
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A .gguf file; of a split model any part.")],
+    as_json: options.AsJson = False,
+) -> None:
+    """Add a model file where it lies; nothing is copied."""
+    from nemolocal.models import upkeep
+
+    model = upkeep.import_path(path, config)
+    if as_json:
+        output.print_json(local_json(model))
+    else:
+        print(f"{model.ref} is ready: {model.path}")
+
+
+@app.command("rm")
+@options.takes_settings("models_dir", "log_level")
+def rm(config: Config, ref: Ref, as_json: options.AsJson = False) -> None:
+    """Remove a model from this machine. The file of an imported one stays where it is."""
+    from nemolocal.models import upkeep
+
+    removed = upkeep.remove(ref, config)
+    if as_json:
+        files = [str(path) for path in removed.files]
+        output.print_json({"ref": removed.ref, "files": files, "bytes": removed.bytes})
+    elif removed.is_forgotten:
+        print(f"{removed.ref} is forgotten; its file stays.")
+    else:
+        print(f"{removed.ref} is removed: {output.size(removed.bytes)} freed.")
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+_VERDICTS = {"ok": "as published", "damaged": "DAMAGED", "unknown": "nothing published to compare with"}
+
+
+def _repo_facts(ref: HubRef, config: Config) -> tuple[Facts, list[Facts]]:
+    """A repository of the hub and the files in it that the reference means; offline, what is here of it."""
+    from nemolocal.errors import OfflineError
+    from nemolocal.models import download, hub, store
+
+    here = [model for model in store.list_models(config) if store.matches(model, ref)]
+    try:
+        repo = hub.fetch_repo(ref.repo, config)
+        choices = download.choices(str(ref), config)
+    except OfflineError as error:
+        if not here:
+            raise
+        output.note(f"Only what is on this machine: {error}")
+        return {"id": f"hf:{ref.repo}"}, [_local_row(model) for model in here]
+    local = {(model.quant, model.bytes): model for model in here}
+    rows = []
+    for choice in choices:
+        model = local.get((choice.quant, choice.bytes))
+        remote = {"ref": choice.ref, "quant": choice.quant, "bytes": choice.bytes}
+        rows.append(
+            _local_row(model) if model else {**remote, "state": "remote", "path": None, "problem": None}
+        )
+    facts = {
+        "id": f"hf:{repo.id}",
+        "licence": repo.licence,
+        "gated": repo.is_gated,
+        "revision": repo.revision,
+    }
+    return facts, rows
+
+
+def _model_facts(ref: NamedRef | PathRef, config: Config) -> tuple[Facts, list[Facts]]:
+    """A model of the catalogue, or one that is only on this machine."""
+    from nemolocal.models import overview, store
+    from nemolocal.models.reference import NamedRef
+
+    listed = [m for m in overview.build(config) if isinstance(ref, NamedRef) and m.id == ref.name.casefold()]
+    if not listed or not listed[0].listed:
+        model = store.resolve(ref, config)
+        return _header_facts(model), [_local_row(model)]
+    known, files = listed[0].listed, listed[0].files
+    if isinstance(ref, NamedRef) and ref.quant:
+        files = tuple(file for file in files if file.quant.casefold() == ref.quant.casefold())
+        if not files:
+            known.file(ref.quant)  # raises, with the quantizations that there are
+    usable = [file.local for file in files if file.local and file.local.is_usable]
+    facts = {
+        "id": known.id,
+        "name": known.name,
+        "maker": known.maker,
+        "licence": known.licence,
+        "repository": known.repo,
+        "released": known.released,
+        "parameters": known.n_params,
+        "active_parameters": known.n_active_params,
+        "context": known.n_ctx,
+        "template": known.template,
+        "notes": known.notes,
+    }
+    header = _header_facts(usable[0]) if usable else {}
+    return {**header, **facts}, [_file_json(file) for file in files]
+
+
+def _header_facts(model: LocalModel) -> Facts:
+    """What the file's own header says. Raises ModelFileError."""
+    info = model.info
+    return {
+        "id": model.id,
+        "name": model.name,
+        "architecture": info.architecture,
+        "layers": len(info.shape.layers),
+        "parameters": info.n_params,
+        "context": info.n_ctx_train,
+        "tokenizer": info.tokenizer,
+        "has_chat_template": bool(info.chat_template),
+    }
+
+
+def _local_row(model: LocalModel) -> Facts:
+    return {
+        "ref": model.ref,
+        "quant": model.quant,
+        "bytes": model.bytes,
+        "state": "local",
+        "path": str(model.path),
+        "problem": model.problem or None,
+    }
+
+
+def _listed_json(model: ListedModel) -> Facts:
+    return {"id": model.id, "name": model.name, "files": [_file_json(file) for file in model.files]}
+
+
+def _file_json(file: ListedFile) -> Facts:
+    return {
+        "quant": file.quant,
+        "bytes": file.bytes,
+        "state": file.state,
+        "ref": file.ref,
+        "done_bytes": file.done_bytes,
+        "path": str(file.local.path) if file.local else None,
+        "problem": file.problem or None,
+    }
+
+
+def _state(file: ListedFile) -> str:
+    if file.problem:
+        return f"unusable: {file.problem}"
+    if file.state == "partial":
+        return f"{file.done_bytes / file.bytes:.0%} fetched"
+    return "ready"
+
+
+def _range(files: tuple[ListedFile, ...]) -> str:
+    """The smallest and the largest file; `models show` has them all."""
+    ends = sorted({(file.bytes, file.quant) for file in files})
+    shown = [f"{output.size(n_bytes)} {quant}" for n_bytes, quant in (ends[0], ends[-1])]
+    return " … ".join(shown if len(ends) > 1 else shown[:1])
+
+
+def _parameters(model: CatalogModel) -> str:
+    total = f"{model.n_params / 1e9:.3g} B"
+    is_mixture = model.n_active_params < model.n_params
+    return f"{total}, {model.n_active_params / 1e9:.3g} B active" if is_mixture else total

@@ -1,0 +1,160 @@
+"""`nemolocal models pull`, and the offer to fetch a model that a command needs and that is not here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nemolocal.cli import options, output
+from nemolocal.config import Config
+from nemolocal.errors import ModelNotFoundError
+
+if TYPE_CHECKING:
+    from nemolocal.models.store import LocalModel
+    from nemolocal.service import Service
+    from nemolocal.types import TextModel
+
+Advance = Callable[[int, int], None]
+"""Gets (bytes done, bytes in all)."""
+
+
+@options.takes_settings("offline", "models_dir", "hardware", "log_level")
+def pull(
+    config: Config,
+    ref: Annotated[
+        str,
+        typer.Argument(metavar="REF", help="ID[:QUANT] of the catalogue, or hf:OWNER/REPO[:QUANT or FILE]."),
+    ],
+    as_json: options.AsJson = False,
+) -> None:
+    """Download a model. What was begun before is taken up where it stopped."""
+    model = fetch(ref, config)
+    if as_json:
+        output.print_json(local_json(model))
+    else:
+        print(f"{model.ref} is ready: {model.path}")
+
+
+def fetch(ref: str, config: Config) -> LocalModel:
+    """Download with a progress bar on stderr."""
+    from nemolocal.models import download
+
+    try:
+        with bar(f"Fetching {ref}") as (advance, note):
+            return download.pull(ref, config, progress=advance, note=note)
+    except KeyboardInterrupt:
+        output.note(f"Stopped. `nemolocal models pull {ref}` goes on from here.")
+        raise
+
+
+def ensure_local(service: Service, ref: str | None) -> TextModel:
+    """The model that is asked for; one that is not here but can be had is offered to whoever sits there.
+
+    Raises ModelNotFoundError, which names the command that fetches it, where nobody can be asked or the
+    answer is no.
+    """
+    try:
+        return service.find_model(ref)
+    except ModelNotFoundError as error:
+        wanted = _to_offer(service.config, ref)
+        if not wanted or not _can_ask() or not _confirm(error, wanted, service.config):
+            raise
+    fetch(wanted, service.config)
+    return service.find_model(ref)
+
+
+def _to_offer(config: Config, ref: str | None) -> str:
+    """What could be fetched: the model that was named or is set; the starter where none was and none is
+    here; "" where fetching is no way out."""
+    from nemolocal.models import catalog, reference, store
+
+    if config.settings.offline:
+        return ""
+    ref = ref or config.settings.model
+    if not ref:
+        return "" if any(model.is_usable for model in store.list_models(config)) else catalog.STARTER
+    parsed = reference.parse(ref)
+    if isinstance(parsed, reference.NamedRef):
+        return ref if catalog.load().get(parsed.name) else ""
+    return ref if isinstance(parsed, reference.HubRef) else ""
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _confirm(error: ModelNotFoundError, ref: str, config: Config) -> bool:
+    from nemolocal.models import download
+
+    choice = download.usual_choice(download.choices(ref, config), ref)
+    question = f"{error.message} Fetch {choice.ref} ({output.size(choice.bytes)}) now?"
+    return typer.confirm(question, default=True, err=True)
+
+
+@contextmanager
+def bar(title: str, *, has_lines: bool = True) -> Iterator[tuple[Advance, Callable[[str], None]]]:
+    """A progress bar on stderr, and a way to print a line above it.
+
+    Without a terminal there is a line for each tenth in its place, or nothing.
+    """
+    if not sys.stderr.isatty():
+        yield _Lines(title).advance if has_lines else lambda done, total: None, output.note
+        return
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=output.console(sys.stderr), transient=True) as progress:
+        tasks: list[Any] = []
+
+        def advance(done: int, total: int) -> None:
+            if not tasks:  # what an earlier run fetched must not count as this one's speed
+                tasks.append(progress.add_task(title, total=total, completed=done))
+            progress.update(tasks[0], completed=done, total=total)
+
+        yield advance, lambda line: progress.console.print(line)
+
+
+class _Lines:
+    """Progress for a log file: one line for each tenth."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._n_tenths = -1
+
+    def advance(self, done: int, total: int) -> None:
+        n_tenths = 10 * done // max(1, total)
+        if n_tenths > self._n_tenths:
+            self._n_tenths = n_tenths
+            output.note(f"{self._title}: {output.size(done)} of {output.size(total)}")
+
+
+def local_json(model: LocalModel) -> dict[str, Any]:
+    return {
+        "id": model.id,
+        "ref": model.ref,
+        "name": model.name,
+        "quant": model.quant,
+        "bytes": model.bytes,
+        "path": str(model.path),
+        "architecture": model.architecture,
+        "parameters": model.n_params,
+        "context": model.n_ctx_train,
+        "problem": model.problem or None,
+    }
