@@ -109,7 +109,9 @@ def describe_os_error(problem: OSError) -> str:
 
 
 def report_bug(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
-    """Stands in for sys.excepthook: what arrives here is a fault of ours."""
+    """Stands in for sys.excepthook: what arrives here is a fault of ours, or Ctrl-C at an odd moment."""
+    if issubclass(kind, KeyboardInterrupt):
+        return
     if config.wants_debug():
         traceback.print_exception(kind, problem, trace)
         return

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 
 from nemolocal.cli import chat
@@ -85,6 +93,56 @@ def test_model_of_the_catalogue_that_is_not_here(shell: Cli) -> None:
     result = shell("chat", "starter", "-p", "Hi")
     assert is_one_error(result, 1), result
     assert "nemolocal models pull starter" in result.err
+
+
+@pytest.mark.model
+def test_real_answer_where_the_driver_is_broken(
+    shell: Cli, starter_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvml.json").write_text('{"init": 18}')
+    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.json"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "fake_nvml"))
+    result = shell("chat", starter_path, "-p", "Repeat the word: yes", "--ctx", "512", "--temperature", "0")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.strip()
+
+
+@pytest.mark.model
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT to send")
+def test_ctrl_c_ends_a_real_answer_quietly(starter_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "nemolocal.cli.app",
+        "chat",
+        str(starter_path),
+        "-p",
+        "Tell a long story.",
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(4)  # the answer has begun
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the engine's process too
+        assert process.wait(timeout=30) == 130
+        assert process.stderr.read() == b""
+    deadline = time.monotonic() + 5
+    while left := running_in_group(process.pid):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
+
+
+def running_in_group(group: int) -> list[str]:
+    """The processes of a process group that have not ended."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()))
+    return found
 
 
 # The conversation -------------------------------------------------------------------------------
