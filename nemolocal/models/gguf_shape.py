@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from nemolocal.errors import ModelFileError
 from nemolocal.models import architectures
 from nemolocal.models.gguf_header import Header, SkippedArray, TensorInfo, Value, corrupt
-from nemolocal.models.shape import N_BYTES_F32, LayerKind, LayerShape, ModelShape, mamba_state_bytes
+from nemolocal.models.shape import (
+    N_BYTES_F32,
+    LayerKind,
+    LayerShape,
+    ModelShape,
+    mamba_activations,
+    mamba_state_bytes,
+    mlp_activations,
+    moe_activations,
+)
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
@@ -114,7 +123,7 @@ def derive(header: Header, tensors: Iterable[TensorInfo]) -> ModelShape:
         extra_bytes=sum(t.n_bytes for block in blocks[n_layer_all - n_extra :] for t in block),
         n_head_max=max(heads.n_head),
         n_ff_max=max(n_ff),
-        n_activations_max=_activations(keys, n_ff, n_expert_used),
+        n_activations_max=_activations(keys, heads, n_ff, n_expert_used),
         head_length=heads.k_length if any(layer.n_embd_k_gqa for layer in layers) else 0,
         n_params=sum(t.n_elements for t in all_tensors),
         n_expert=n_expert,
@@ -249,17 +258,29 @@ def _state_bytes(keys: Keys, heads: _Heads) -> int:
     )
 
 
-def _activations(keys: Keys, n_ff: tuple[int, ...], n_expert_used: tuple[int, ...]) -> int:
+def _activations(keys: Keys, heads: _Heads, n_ff: tuple[int, ...], n_expert_used: tuple[int, ...]) -> int:
     n_layer = len(n_ff)
-    d_inner = keys.count("ssm.inner_size")
-    mamba = 2 * d_inner + 2 * keys.count("ssm.group_count") * keys.count("ssm.state_size")
-    widths = [mamba + keys.count("ssm.time_step_rank") if d_inner else 0]
-    if any(n_expert_used):
-        n_ff_expert = keys.per_layer("expert_feed_forward_length", n_layer, (0,) * n_layer)
-        shared = keys.count("expert_shared_feed_forward_length")
-        widths += [n * ff + shared for n, ff in zip(n_expert_used, n_ff_expert, strict=True)]
-    else:
-        widths += n_ff
+    n_embd = keys.count("embedding_length")
+    n_embd_q = max(heads.n_head) * heads.k_length
+    widths = [mlp_activations(keys.architecture, n_embd=n_embd, n_ff=max(n_ff), n_embd_q=n_embd_q)]
+    n_ff_expert = keys.per_layer("expert_feed_forward_length", n_layer, n_ff)
+    widths += [
+        moe_activations(
+            keys.architecture,
+            n_embd=n_embd,
+            n_embd_expert=keys.count("moe_latent_size") or n_embd,
+            n_ff_used=n * ff,
+            n_expert_used=n,
+        )
+        for n, ff in zip(n_expert_used, n_ff_expert, strict=True)
+        if n
+    ]
+    if d_inner := keys.count("ssm.inner_size"):
+        n_conv = d_inner + 2 * keys.count("ssm.group_count") * keys.count("ssm.state_size")
+        n_head = keys.count("ssm.time_step_rank")
+        widths.append(
+            mamba_activations(keys.architecture, n_embd=n_embd, d_inner=d_inner, n_conv=n_conv, n_head=n_head)
+        )
     return max(widths)
 
 

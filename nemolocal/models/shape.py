@@ -57,9 +57,9 @@ class ModelShape:
     appended for multi-token prediction, whose `extra_bytes` are in the file but not loaded; they do count
     in llama.cpp's layer numbers.
 
-    `n_head_max` and `n_ff_max` are the largest of any layer; `n_activations_max` is the number of
-    elements that the widest feed-forward or recurrent block makes of one token. `head_length` is that of
-    keys (0 when there is no attention).
+    `n_head_max` and `n_ff_max` are the largest of any layer; `n_activations_max` is the number of float32
+    elements that the widest block holds of one token at once. `head_length` is that of keys (0 when there
+    is no attention).
     """
 
     architecture: str
@@ -152,6 +152,28 @@ def mamba_state_bytes(*, d_conv: int, d_inner: int, d_state: int, n_group: int) 
     """
     conv_tail = max(d_conv - 1, 0) * (d_inner + 2 * n_group * d_state)
     return N_BYTES_F32 * (conv_tail + d_state * d_inner)
+
+
+def mlp_activations(architecture: str, *, n_embd: int, n_ff: int, n_embd_q: int) -> int:
+    """Float32 elements of one token that a feed-forward block holds at once: gate, up and their product
+    (squared in place where there is no gate), the stream and its branch. Fitted to llama.cpp's buffers."""
+    return (1 if architecture in UNGATED else 3) * n_ff + 4 * n_embd + max(n_embd_q - n_embd, 0)
+
+
+def moe_activations(
+    architecture: str, *, n_embd: int, n_embd_expert: int, n_ff_used: int, n_expert_used: int
+) -> int:
+    """The same of a mixture of experts, whose outputs are held apart until they are weighed and added.
+    `n_ff_used` is the inner width of all experts that one token uses."""
+    n_inner = (1 if architecture in UNGATED else 3) * n_ff_used
+    return n_inner + n_expert_used * n_embd_expert + 5 * n_embd
+
+
+def mamba_activations(architecture: str, *, n_embd: int, d_inner: int, n_conv: int, n_head: int) -> int:
+    """The same of a recurrent block: its projection, three of the convolution's width, and its output.
+    `n_conv` is that width. Twice as much for other designs than Mamba-2, which were not measured."""
+    n = (d_inner + n_conv + n_head) + 3 * n_conv + d_inner + 2 * n_embd
+    return n if architecture in UNGATED else 2 * n
 
 
 def estimate(dimensions: Dimensions, *, file_bytes: int) -> ModelShape:
@@ -276,11 +298,34 @@ def _at(value: int | Sequence[int], il: int) -> int:
 
 
 def _activations(d: Dimensions, kinds: Sequence[LayerKind]) -> int:
-    widths = [max(_per_layer(d.n_ff, len(kinds)))]
+    widths = [
+        mlp_activations(
+            d.architecture,
+            n_embd=d.n_embd,
+            n_ff=max(_per_layer(d.n_ff, len(kinds))),
+            n_embd_q=d.n_head * _head_length(d),
+        )
+    ]
     if any(LayerKind.MOE in kind for kind in kinds):
-        widths.append(d.n_expert_used * d.n_ff_expert + d.n_ff_shared)
+        widths.append(
+            moe_activations(
+                d.architecture,
+                n_embd=d.n_embd,
+                n_embd_expert=d.n_latent or d.n_embd,
+                n_ff_used=d.n_expert_used * d.n_ff_expert,
+                n_expert_used=d.n_expert_used,
+            )
+        )
     if any(LayerKind.RECURRENT in kind for kind in kinds):
-        widths.append(_mamba_width(d))
+        widths.append(
+            mamba_activations(
+                d.architecture,
+                n_embd=d.n_embd,
+                d_inner=d.ssm_d_inner,
+                n_conv=d.ssm_d_inner + 2 * d.ssm_n_group * d.ssm_d_state,
+                n_head=d.ssm_n_head,
+            )
+        )
     return max(widths)
 
 

@@ -1,0 +1,117 @@
+"""How many bytes a model takes and where: llama.cpp's own arithmetic, block by block.
+
+Pure: knows shapes and numbers, neither machines nor choices. The formulae are those of llama.cpp as
+vendored in llama-cpp-python 0.3.36; file names below are of its `src/`, unless they begin with `ggml`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from nemolocal.models.shape import LayerShape, ModelShape
+
+KvType = Literal["f16", "q8_0", "q4_0"]
+
+MIB: Final = 1 << 20
+
+CUDA_CONTEXT_BYTES: Final = 530 * MIB
+"""What each GPU holds beyond llama.cpp's own figures: CUDA's context, kernels, cuBLAS. Measured."""
+
+N_CTX_STEP: Final = 256
+"""A context is rounded up to a multiple of this (llama-context.cpp)."""
+
+KV_BLOCK: Final = 32
+"""Elements of one block of a quantized cache; a head's length must be a multiple of it."""
+
+_BLOCK_BYTES: Final = {"f16": 64, "q8_0": 34, "q4_0": 18}  # of KV_BLOCK elements
+_ACTIVATION_RESERVE: Final = 1.06  # what the allocator loses between tensors of unlike size
+_N_PIPELINE_COPIES: Final = 4  # GGML_SCHED_MAX_COPIES
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How a model is loaded: `n_ctx` tokens in one cache that `n_slots` sequences share, prompts read
+    `n_ubatch` tokens at a time."""
+
+    n_ctx: int
+    n_slots: int
+    kv_type: KvType = "f16"
+    n_ubatch: int = 512
+
+    @property
+    def n_cells(self) -> int:
+        return pad_ctx(self.n_ctx)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the largest batch that is computed at once."""
+        return min(self.n_ubatch, self.n_cells)
+
+
+def pad_ctx(n_ctx: int) -> int:
+    return -(-n_ctx // N_CTX_STEP) * N_CTX_STEP
+
+
+def kv_bytes(layer: LayerShape, load: Load) -> int:
+    """Keys and values of one block, unified and with flash attention.
+
+    cells * (key row + value row) (llama-kv-cache.cpp). A block with a sliding window keeps that window for
+    each sequence, and one batch (llama-kv-cache-iswa.cpp, with swa_full off).
+    """
+    n_elements = layer.n_embd_k_gqa + layer.n_embd_v_gqa
+    return _n_cells(layer, load) * n_elements * _BLOCK_BYTES[load.kv_type] // KV_BLOCK
+
+
+def state_bytes(layer: LayerShape, load: Load) -> int:
+    """Recurrent state of one block for all sequences (llama-memory-recurrent.cpp)."""
+    return layer.state_bytes * load.n_slots
+
+
+def _n_cells(layer: LayerShape, load: Load) -> int:
+    if not layer.n_swa:
+        return load.n_cells
+    return pad_ctx(min(load.n_cells, layer.n_swa * load.n_slots + load.n_ubatch))
+
+
+def compute_bytes(shape: ModelShape, load: Load, *, is_gpu: bool) -> int:
+    """The buffer for what is computed between the weights, on a device that runs any of the blocks.
+
+    An upper estimate (llama-context.cpp, sched_reserve): the widest block's activations for one batch and
+    a copy of one block's state for each sequence, or else the logits of one token for each sequence; to
+    that the attention mask. The factors were fitted to what llama.cpp reserves for seventeen shapes, of
+    which they are between 99 and 115 %. On a GPU, flash attention over a quantized cache keeps
+    an f16 copy of one block's keys and values (ggml-cuda/fattn.cu).
+    """
+    activations = round(_ACTIVATION_RESERVE * 4 * load.n_tokens * shape.n_activations_max)
+    states = round(_ACTIVATION_RESERVE * load.n_slots * max((x.state_bytes for x in shape.layers), default=0))
+    logits = 4 * (shape.n_vocab * load.n_slots + shape.n_embd * load.n_tokens)
+    copy = 0
+    if is_gpu and load.kv_type != "f16":
+        rows = (_n_cells(x, load) * (x.n_embd_k_gqa + x.n_embd_v_gqa) for x in shape.layers)
+        copy = 2 * max(rows, default=0)
+    return max(activations + states, logits) + mask_bytes(shape, load) + copy + MIB
+
+
+def mask_bytes(shape: ModelShape, load: Load) -> int:
+    """The attention mask in f16, one for each size of cache (llama-graph.cpp)."""
+    n_cells = {_n_cells(layer, load) for layer in shape.layers if layer.n_embd_k_gqa}
+    return 2 * load.n_tokens * sum(n_cells)
+
+
+def pipeline_bytes(shape: ModelShape, load: Load) -> int:
+    """What each of several GPUs holds more when they hold the whole model: further copies of the mask and
+    the embedded batch, so that one can begin while another works (llama-context.cpp; ggml-backend.cpp)."""
+    return (_N_PIPELINE_COPIES - 1) * (mask_bytes(shape, load) + 4 * shape.n_embd * load.n_tokens)
+
+
+def offload_bytes(shape: ModelShape, n_host_layers: int) -> int:
+    """What a GPU holds more when some blocks lie in RAM: to read a prompt, their matrices are copied to it
+    one at a time. The largest is at most half of its block (ggml-backend.cpp, op_offload)."""
+    return max((layer.weights_bytes // 2 for layer in shape.layers[:n_host_layers]), default=0)
+
+
+def host_bytes(shape: ModelShape, load: Load) -> int:
+    """What RAM holds for a model that lies on GPUs, besides the token embeddings: the embedded batch, the
+    mask, and the logits that are handed out (llama-context.cpp, output_reserve)."""
+    return 4 * shape.n_embd * load.n_tokens + mask_bytes(shape, load) + 4 * shape.n_vocab * load.n_slots
