@@ -124,6 +124,7 @@ def derive(header: Header, tensors: Iterable[TensorInfo]) -> ModelShape:
         n_head_max=max(heads.n_head),
         n_ff_max=max(n_ff),
         n_activations_max=_activations(keys, heads, n_ff, n_expert_used),
+        n_activations_recurrent=_recurrent_activations(keys),
         head_length=heads.k_length if any(layer.n_embd_k_gqa for layer in layers) else 0,
         n_params=sum(t.n_elements for t in all_tensors),
         n_expert=n_expert,
@@ -275,13 +276,20 @@ def _activations(keys: Keys, heads: _Heads, n_ff: tuple[int, ...], n_expert_used
         for n, ff in zip(n_expert_used, n_ff_expert, strict=True)
         if n
     ]
-    if d_inner := keys.count("ssm.inner_size"):
-        n_conv = d_inner + 2 * keys.count("ssm.group_count") * keys.count("ssm.state_size")
-        n_head = keys.count("ssm.time_step_rank")
-        widths.append(
-            mamba_activations(keys.architecture, n_embd=n_embd, d_inner=d_inner, n_conv=n_conv, n_head=n_head)
-        )
     return max(widths)
+
+
+def _recurrent_activations(keys: Keys) -> int:
+    d_inner = keys.count("ssm.inner_size")
+    if not d_inner:
+        return 0
+    return mamba_activations(
+        keys.architecture,
+        n_embd=keys.count("embedding_length"),
+        d_inner=d_inner,
+        n_conv=d_inner + 2 * keys.count("ssm.group_count") * keys.count("ssm.state_size"),
+        n_head=keys.count("ssm.time_step_rank"),
+    )
 
 
 def _is_tied(rest: list[TensorInfo]) -> bool:

@@ -77,20 +77,22 @@ def _n_cells(layer: LayerShape, load: Load) -> int:
 def compute_bytes(shape: ModelShape, load: Load, *, is_gpu: bool) -> int:
     """The buffer for what is computed between the weights, on a device that runs any of the blocks.
 
-    An upper estimate (llama-context.cpp, sched_reserve): the widest block's activations for one batch and
-    a copy of one block's state for each sequence, or else the logits of one token for each sequence; to
-    that the attention mask. The factors were fitted to what llama.cpp reserves for seventeen shapes, of
-    which they are between 99 and 115 %. On a GPU, flash attention over a quantized cache keeps
-    an f16 copy of one block's keys and values (ggml-cuda/fattn.cu).
+    An upper estimate (llama-context.cpp, sched_reserve), the largest of: the widest feed-forward block's
+    activations for one batch; a recurrent block's, with a copy of its state for each sequence; the logits of
+    one token for each sequence. To that the attention mask. The factors were fitted to what llama.cpp
+    reserves for seventeen shapes. On a GPU, flash attention over a quantized cache keeps an f16 copy of one
+    block's keys and values (ggml-cuda/fattn.cu).
     """
-    activations = round(_ACTIVATION_RESERVE * 4 * load.n_tokens * shape.n_activations_max)
-    states = round(_ACTIVATION_RESERVE * load.n_slots * max((x.state_bytes for x in shape.layers), default=0))
+    largest_state = max((layer.state_bytes for layer in shape.layers), default=0)
+    feed_forward = 4 * load.n_tokens * shape.n_activations_max
+    recurrent = 4 * load.n_tokens * shape.n_activations_recurrent + load.n_slots * largest_state
     logits = 4 * (shape.n_vocab * load.n_slots + shape.n_embd * load.n_tokens)
     copy = 0
     if is_gpu and load.kv_type != "f16":
         rows = (_n_cells(x, load) * (x.n_embd_k_gqa + x.n_embd_v_gqa) for x in shape.layers)
         copy = 2 * max(rows, default=0)
-    return max(activations + states, logits) + mask_bytes(shape, load) + copy + MIB
+    activations = round(_ACTIVATION_RESERVE * max(feed_forward, recurrent))
+    return max(activations, logits) + mask_bytes(shape, load) + copy + MIB
 
 
 def mask_bytes(shape: ModelShape, load: Load) -> int:

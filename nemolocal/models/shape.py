@@ -58,8 +58,8 @@ class ModelShape:
     in llama.cpp's layer numbers.
 
     `n_head_max` and `n_ff_max` are the largest of any layer; `n_activations_max` is the number of float32
-    elements that the widest block holds of one token at once. `head_length` is that of keys (0 when there
-    is no attention).
+    elements that the widest feed-forward block holds of one token at once, `n_activations_recurrent` that
+    of a recurrent block. `head_length` is that of keys (0 when there is no attention).
     """
 
     architecture: str
@@ -75,6 +75,7 @@ class ModelShape:
     n_head_max: int = 0
     n_ff_max: int = 0
     n_activations_max: int = 0
+    n_activations_recurrent: int = 0
     head_length: int = 0
     n_params: int = 0
     n_expert: int = 0
@@ -118,8 +119,8 @@ class Dimensions:
     part. `head_dim` 0 means `n_embd / n_head`. `n_ff_expert` is the inner width of one expert,
     `n_ff_shared` that of the experts every token passes through, `n_latent` the width that experts work
     in when it is not `n_embd`. `n_ctx_train` is in tokens. `n_extra_layers` are the blocks for multi-token
-    prediction in the file, counted as one attention and one expert block each. `is_tied` means that the
-    file has no output matrix of its own.
+    prediction in the file: one attention, one set of experts, and the matrix that feeds them. `is_tied`
+    means that the file has no output matrix of its own.
     """
 
     architecture: str
@@ -187,7 +188,10 @@ def estimate(dimensions: Dimensions, *, file_bytes: int) -> ModelShape:
     kinds = layer_kinds(d)
     n_params = [_block_params(d, kind, il) for il, kind in enumerate(kinds)]
     n_extra_params = d.n_extra_layers * (
-        _attention_params(d, max(_per_layer(d.n_head_kv, len(kinds)))) + _moe_params(d) + _expert_params(d)
+        _attention_params(d, max(_per_layer(d.n_head_kv, len(kinds))))
+        + _moe_params(d)
+        + _expert_params(d)
+        + 2 * d.n_embd * d.n_embd  # joins the stream with the embedding of the token before
     )
     n_embedding_params = d.n_vocab * d.n_embd
     n_params_all = sum(n_params) + n_extra_params + n_embedding_params * (1 if d.is_tied else 2)
@@ -209,7 +213,8 @@ def estimate(dimensions: Dimensions, *, file_bytes: int) -> ModelShape:
         extra_bytes=round(n_extra_params * bytes_per_param),
         n_head_max=d.n_head,
         n_ff_max=max(_per_layer(d.n_ff, len(kinds))),
-        n_activations_max=_activations(d, kinds),
+        n_activations_max=_activations(d),
+        n_activations_recurrent=_recurrent_activations(d),
         head_length=_head_length(d),
         n_params=n_params_all,
         n_expert=d.n_expert,
@@ -297,36 +302,29 @@ def _at(value: int | Sequence[int], il: int) -> int:
     return value if isinstance(value, int) else value[il]
 
 
-def _activations(d: Dimensions, kinds: Sequence[LayerKind]) -> int:
-    widths = [
-        mlp_activations(
-            d.architecture,
-            n_embd=d.n_embd,
-            n_ff=max(_per_layer(d.n_ff, len(kinds))),
-            n_embd_q=d.n_head * _head_length(d),
-        )
-    ]
-    if any(LayerKind.MOE in kind for kind in kinds):
-        widths.append(
-            moe_activations(
-                d.architecture,
-                n_embd=d.n_embd,
-                n_embd_expert=d.n_latent or d.n_embd,
-                n_ff_used=d.n_expert_used * d.n_ff_expert,
-                n_expert_used=d.n_expert_used,
-            )
-        )
-    if any(LayerKind.RECURRENT in kind for kind in kinds):
-        widths.append(
-            mamba_activations(
-                d.architecture,
-                n_embd=d.n_embd,
-                d_inner=d.ssm_d_inner,
-                n_conv=d.ssm_d_inner + 2 * d.ssm_n_group * d.ssm_d_state,
-                n_head=d.ssm_n_head,
-            )
-        )
-    return max(widths)
+def _activations(d: Dimensions) -> int:
+    n_ff = d.n_ff if isinstance(d.n_ff, int) else max(d.n_ff)
+    n_embd_q = d.n_head * _head_length(d)
+    dense = mlp_activations(d.architecture, n_embd=d.n_embd, n_ff=n_ff, n_embd_q=n_embd_q)
+    if not d.n_expert:
+        return dense
+    sparse = moe_activations(
+        d.architecture,
+        n_embd=d.n_embd,
+        n_embd_expert=d.n_latent or d.n_embd,
+        n_ff_used=d.n_expert_used * d.n_ff_expert,
+        n_expert_used=d.n_expert_used,
+    )
+    return max(dense, sparse)
+
+
+def _recurrent_activations(d: Dimensions) -> int:
+    if not d.ssm_d_inner:
+        return 0
+    n_conv = d.ssm_d_inner + 2 * d.ssm_n_group * d.ssm_d_state
+    return mamba_activations(
+        d.architecture, n_embd=d.n_embd, d_inner=d.ssm_d_inner, n_conv=n_conv, n_head=d.ssm_n_head
+    )
 
 
 def _layer(d: Dimensions, kind: LayerKind, il: int, weights_bytes: int, bytes_per_param: float) -> LayerShape:

@@ -1,0 +1,64 @@
+"""Asks llama.cpp itself what a model would take, without loading a weight: run as a script in a process of
+its own, since what it logs is process-wide and a header that it dislikes may abort it.
+
+Reads a JSON list of {"path", "n_ctx", "n_slots", "kv_type", "n_ubatch"} from stdin; writes a list of
+{"weights", "kv", "state", "compute"} in bytes, as rounded by the log's two decimals of a MiB.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import sys
+from typing import Any
+
+import llama_cpp
+
+MIB = 1 << 20
+KV_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}
+FLASH_ATTENTION_ON = 1
+
+_lines: list[str] = []
+
+
+@llama_cpp.llama_log_callback
+def _log(_level: int, text: bytes, _user: ctypes.c_void_p) -> None:
+    _lines.append(text.decode(errors="replace"))
+
+
+def measure(job: dict[str, Any]) -> dict[str, int]:
+    _lines.clear()
+    params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers, params.no_alloc, params.load_mode = 0, True, 0
+    model = llama_cpp.llama_model_load_from_file(job["path"].encode(), params)
+    if not model:
+        raise SystemExit("".join(_lines))
+    wish = llama_cpp.llama_context_default_params()
+    wish.n_ctx, wish.n_batch, wish.n_ubatch = job["n_ctx"], 2048, job["n_ubatch"]
+    wish.n_seq_max = wish.n_outputs_max = job["n_slots"]
+    wish.kv_unified, wish.swa_full = True, False
+    wish.flash_attn_type = FLASH_ATTENTION_ON
+    wish.type_k = wish.type_v = KV_TYPES[job["kv_type"]]
+    context = llama_cpp.llama_init_from_model(model, wish)
+    if not context:
+        raise SystemExit("".join(_lines))
+    found = {
+        "weights": llama_cpp.llama_model_size(model),
+        "kv": _sum("llama_kv_cache: size ="),
+        "state": _sum("llama_memory_recurrent: size ="),
+        "compute": _sum("CPU compute buffer size ="),
+    }
+    llama_cpp.llama_free(context)
+    llama_cpp.llama_model_free(model)
+    return found
+
+
+def _sum(label: str) -> int:
+    found = re.findall(re.escape(label) + r"\s+([\d.]+) MiB", "".join(_lines))
+    return round(sum(map(float, found)) * MIB)
+
+
+if __name__ == "__main__":
+    llama_cpp.llama_log_set(_log, ctypes.c_void_p(0))
+    print(json.dumps([measure(job) for job in json.load(sys.stdin)]))

@@ -1,0 +1,201 @@
+"""The arithmetic of memory, by hand for a small model and against llama.cpp itself for wide ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nemolocal.models import gguf, memory
+from nemolocal.models.memory import MIB, Load
+from nemolocal.models.shape import Dimensions, ModelShape, estimate
+from tests import synthetic
+
+# KV: grouped heads, lengths of their own, lists -----------------------------------------------------
+
+
+def starter_like(tmp_path: Path, **overrides: object) -> ModelShape:
+    """The header of the starter model's shape: 30 layers, 576 wide, 9 heads, 3 KV heads."""
+    dimensions = Dimensions(
+        architecture="llama",
+        layers=30,
+        n_ctx_train=8192,
+        n_embd=576,
+        n_vocab=49152,
+        n_head=9,
+        n_head_kv=3,
+        n_ff=1536,
+        is_tied=True,
+    )
+    path = synthetic.write(
+        tmp_path / "m.gguf",
+        dimensions,
+        weights="none",
+        has_vocab=False,
+        overrides={f"llama.attention.{key}": value for key, value in overrides.items()},
+    )
+    return gguf.read(path).shape
+
+
+@pytest.mark.parametrize(
+    ("overrides", "load", "n_bytes"),
+    [
+        ({}, Load(8192, 1), 188_743_680),
+        ({}, Load(2048, 1), 47_185_920),
+        ({}, Load(8192, 1, "q8_0"), 100_270_080),
+        ({"head_count_kv": 9}, Load(8192, 1), 566_231_040),
+        ({"key_length": 128, "value_length": 128}, Load(8192, 1), 377_487_360),
+        ({"head_count_kv": [3] * 15 + [1] * 15}, Load(8192, 1), 125_829_120),
+    ],
+)
+def test_the_cache_follows_the_key_and_value_heads(
+    tmp_path: Path, overrides: dict[str, object], load: Load, n_bytes: int
+) -> None:
+    shape = starter_like(tmp_path, **overrides)
+    assert sum(memory.kv_bytes(layer, load) for layer in shape.layers) == n_bytes
+
+
+def test_without_a_number_of_kv_heads_each_head_has_its_own(tmp_path: Path) -> None:
+    """As llama.cpp takes it: the key is left out of the header altogether."""
+    path = synthetic.write_tiny(tmp_path / "m.gguf", overrides={"llama.attention.head_count_kv": 2})
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"head_count_kv", b"head_count_xx"))
+    shape = gguf.read(path).shape
+    assert [layer.n_embd_k_gqa for layer in shape.layers] == [4 * 16] * 4
+
+
+def test_slots_share_the_cache_but_each_has_its_own_state(tmp_path: Path) -> None:
+    shape = gguf.read(synthetic.write_tiny(tmp_path / "m.gguf", "nemotron_h")).shape
+    one, eight = Load(1024, 1), Load(1024, 8)
+    assert sum(memory.kv_bytes(x, one) for x in shape.layers) == sum(
+        memory.kv_bytes(x, eight) for x in shape.layers
+    )
+    assert sum(memory.state_bytes(x, eight) for x in shape.layers) == 8 * shape.state_bytes
+
+
+def test_a_context_is_rounded_up_as_llama_cpp_rounds_it() -> None:
+    assert [memory.pad_ctx(n) for n in (1, 256, 257, 8192)] == [256, 256, 512, 8192]
+
+
+def test_a_quantized_cache_costs_a_gpu_a_copy_of_one_block(tmp_path: Path) -> None:
+    shape = gguf.read(synthetic.write_tiny(tmp_path / "m.gguf")).shape
+    load = Load(1024, 1, "q8_0")
+    on_cpu = memory.compute_bytes(shape, load, is_gpu=False)
+    assert memory.compute_bytes(shape, load, is_gpu=True) == on_cpu + 1024 * (32 + 32) * 2
+    assert memory.compute_bytes(shape, Load(1024, 1), is_gpu=True) == on_cpu
+
+
+# Estimates from a catalogue's row -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", sorted(set(synthetic.TINY) - {"gemma3"}))
+def test_an_estimate_before_the_download_agrees_with_the_file(tmp_path: Path, model: str) -> None:
+    """States, caches and activations exactly; weights nearly, as norms and biases are not counted."""
+    real = gguf.read(synthetic.write_tiny(tmp_path / "m.gguf", model)).shape
+    total = sum((real.repeating_bytes, real.input_bytes, real.output_bytes, real.extra_bytes))
+    total -= real.input_bytes if real.is_tied else 0
+    guess = estimate(synthetic.TINY[model], file_bytes=total)
+    for layer, guessed in zip(real.layers, guess.layers, strict=True):
+        assert guessed.kind == layer.kind
+        assert guessed.weights_bytes == pytest.approx(layer.weights_bytes, rel=0.05)
+        assert (guessed.n_embd_k_gqa, guessed.n_embd_v_gqa) == (layer.n_embd_k_gqa, layer.n_embd_v_gqa)
+        assert guessed.state_bytes == layer.state_bytes
+        assert guessed.expert_bytes == pytest.approx(layer.expert_bytes, rel=0.05)
+    assert (guess.n_layer, guess.n_layer_all, guess.is_tied) == (real.n_layer, real.n_layer_all, real.is_tied)
+    assert guess.n_activations_max == real.n_activations_max
+    assert guess.n_activations_recurrent == real.n_activations_recurrent
+    assert guess.n_params == pytest.approx(real.n_params, rel=0.03)
+    assert guess.active_bytes == pytest.approx(real.active_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("layers", ["", "MX", "M*"])
+def test_a_row_that_makes_no_sense_is_refused(layers: str) -> None:
+    dimensions = replace(synthetic.TINY["nemotron_h"], layers=layers, n_ff=(1, 2, 3))
+    with pytest.raises(ValueError, match=r"letters|numbers"):
+        estimate(dimensions, file_bytes=1000)
+
+
+# Against llama.cpp ----------------------------------------------------------------------------------
+
+
+def _wide(architecture: str, layers: int | str, **rest: object) -> Dimensions:
+    fields = {"n_ctx_train": 131072, "head_dim": 128, **rest}
+    return Dimensions(architecture=architecture, layers=layers, **fields)  # type: ignore[arg-type]
+
+
+WIDE = {
+    "nemotron 3 nano 30b": _wide(
+        "nemotron_h_moe", "MEM*E", n_embd=2688, n_vocab=131072, n_head=32, n_head_kv=2, n_expert=128,
+        n_expert_used=6, n_ff_expert=1856, n_ff_shared=3712, ssm_d_inner=4096, ssm_d_state=128, ssm_n_head=64,
+    ),
+    "nemotron 3 super": _wide(
+        "nemotron_h_moe", "ME*", n_embd=4096, n_vocab=131072, n_head=32, n_head_kv=2, n_expert=64,
+        n_expert_used=22, n_ff_expert=2688, n_ff_shared=5376, n_latent=1024, ssm_d_inner=8192,
+        ssm_d_state=128, ssm_n_head=128, n_extra_layers=1,
+    ),
+    "nemotron 3 nano 4b": _wide(
+        "nemotron_h", "M-M*-", n_embd=3136, n_vocab=131072, n_head=40, n_head_kv=8, n_ff=12544,
+        ssm_d_inner=7680, ssm_d_state=128, ssm_n_head=96,
+    ),
+    "super 49b": _wide(
+        "deci", 4, n_embd=8192, n_vocab=128256, n_head=64, n_head_kv=(8, 0, 8, 0),
+        n_ff=(28672, 14336, 28672, 2816),
+    ),
+    "llama 8b": _wide("llama", 2, n_embd=4096, n_vocab=128256, n_head=32, n_head_kv=8, n_ff=14336),
+    "nemotron mini 4b": _wide("nemotron", 2, n_embd=3072, n_vocab=256000, n_head=24, n_head_kv=8, n_ff=9216),
+    "qwen2 1.5b": _wide(
+        "qwen2", 2, n_embd=1536, n_vocab=151936, n_head=12, n_head_kv=2, n_ff=8960, is_tied=True
+    ),
+    "qwen3 moe": _wide(
+        "qwen3moe", 2, n_embd=2048, n_vocab=151936, n_head=32, n_head_kv=4, n_ff=6144, n_expert=128,
+        n_expert_used=8, n_ff_expert=768,
+    ),
+    "gemma3 4b": _wide(
+        "gemma3", 8, n_embd=2560, n_vocab=262144, n_head=8, n_head_kv=4, n_ff=10240, head_dim=256,
+        is_tied=True,
+    ),
+}  # fmt: skip
+"""The widths of real models with a few of their blocks: buffers depend on widths, not on depth."""
+
+LOADS = [Load(8192, 1), Load(8192, 4, "q8_0"), Load(32768, 4, n_ubatch=256)]
+
+
+@pytest.mark.model
+def test_cache_state_and_buffers_are_those_of_llama_cpp(tmp_path: Path) -> None:
+    """KV and state to the byte (as rounded in the log), weights within 1 %, the compute buffer never less
+    than llama.cpp reserves and at most a quarter more."""
+    jobs, expected = [], []
+    for name, dimensions in WIDE.items():
+        path = tmp_path / f"{name}.gguf"
+        synthetic.write(path, dimensions, weights="none", type_name="Q4_0", has_vocab=False)
+        shape = gguf.read(path).shape
+        for load in LOADS:
+            jobs.append(
+                {
+                    "path": str(path),
+                    "n_ctx": load.n_ctx,
+                    "n_slots": load.n_slots,
+                    "kv_type": load.kv_type,
+                    "n_ubatch": load.n_ubatch,
+                }
+            )
+            expected.append((f"{name}, {load}", shape, load))
+    script = Path(__file__).with_name("oracle.py")
+    done = subprocess.run(
+        [sys.executable, str(script)], input=json.dumps(jobs), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for (what, shape, load), found in zip(expected, json.loads(done.stdout), strict=True):
+        rounding = 0.02 * MIB
+        kv = sum(memory.kv_bytes(layer, load) for layer in shape.layers)
+        state = sum(memory.state_bytes(layer, load) for layer in shape.layers)
+        weights = shape.repeating_bytes + shape.output_bytes + shape.extra_bytes
+        weights += 0 if shape.is_tied else shape.input_bytes
+        assert kv == pytest.approx(found["kv"], abs=rounding), what
+        assert state == pytest.approx(found["state"], abs=rounding), what
+        assert weights == pytest.approx(found["weights"], rel=0.01), what
+        assert 0.99 < memory.compute_bytes(shape, load, is_gpu=False) / found["compute"] < 1.25, what
