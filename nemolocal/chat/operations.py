@@ -12,7 +12,7 @@ import functools
 import json
 import operator
 import re
-from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, Sequence, ValuesView
 from typing import Any
 
 from nemolocal.chat.provenance import Marks
@@ -50,6 +50,8 @@ _METHODS: tuple[tuple[type, frozenset[str]], ...] = (
     (float, frozenset({"is_integer"})),
 )
 
+_COLLECTIONS = (Mapping, list, tuple, KeysView, ValuesView, ItemsView)
+
 _NUMBERS = re.compile(r"\d{3,}")
 _NESTED = re.compile(r":[^{}:]*\{")
 
@@ -86,7 +88,7 @@ class Operations:
         """What is written for a value. Python's own form of a list would show marks as escapes."""
         if isinstance(value, str):
             return value
-        if isinstance(value, Mapping | list | tuple):
+        if isinstance(value, _COLLECTIONS):
             return self._marks.mark(str(self.plain(value)))
         if value is None and self._refuses_none:
             raise TypeError("None is written")
@@ -104,8 +106,6 @@ class Operations:
         self.spend(STEP)
         left = self.plain(left)
         for name, right in zip(rest[::2], rest[1::2], strict=True):
-            if isinstance(right, KeysView | ValuesView):
-                right = list(right)
             # A mapping finds its keys by their plain form; it need not be copied for that.
             is_lookup = name in ("in", "notin") and isinstance(right, Mapping)
             right = right if is_lookup else self.plain(right)
@@ -129,8 +129,10 @@ class Operations:
         else:
             self.spend(size(left) + size(right))
 
-    def pay_for_format(self, form: str, arguments: Iterable[object]) -> None:
+    def pay_for_format(self, form: str, arguments: Sequence[object]) -> None:
         """A format may name a width or precision, or take it from its arguments."""
+        for value in arguments:
+            self.plain(value)
         self.spend(len(form) + sum(int(digits[:12]) for digits in _NUMBERS.findall(form)))
         if "*" in form or _NESTED.search(form):
             self.spend(sum(abs(value) for value in arguments if isinstance(value, int)))
@@ -203,10 +205,21 @@ class Operations:
                 return result
             given = (*args, *kwargs.values())
             is_template = all(value.isascii() for value in given if isinstance(value, str))
-            is_template &= not any(isinstance(value, Mapping | list | tuple) for value in given)
+            is_template &= not any(isinstance(value, _COLLECTIONS) for value in given)
             return str(result) if is_template else self._marks.mark(result)
 
         return on_plain
+
+    def unfolded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Let a function that compares or hashes its arguments be paid for by all that is in them."""
+
+        @functools.wraps(function)
+        def after_unfolding(*args: Any, **kwargs: Any) -> Any:
+            for value in (*args, *kwargs.values()):
+                self.plain(value)
+            return function(*args, **kwargs)
+
+        return after_unfolding
 
     def paid(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Let a function be paid for by the size of what it is given."""

@@ -12,11 +12,13 @@ Knows nothing of Jinja and of messages.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, Sequence, ValuesView
 from typing import SupportsIndex
 
 from nemolocal.errors import InvalidRequestError
 from nemolocal.types import Segment
+
+PART = 30  # what a list or mapping costs beside its contents, in characters
 
 _PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
 _PRIVATE_PLANES = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
@@ -69,12 +71,12 @@ class Marks:
             spend(len(value))
             return self.unmark(value)
         if isinstance(value, Mapping):
-            spend(1 + len(value))
+            spend(PART + 5 * len(value))
             return {self.unmark_all(k, spend): self.unmark_all(v, spend) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            spend(1 + len(value))
-            items = (self.unmark_all(item, spend) for item in value)
-            return tuple(items) if isinstance(value, tuple) else list(items)
+        if isinstance(value, list | tuple | KeysView | ValuesView | ItemsView):
+            spend(PART + 5 * len(value))
+            items = [self.unmark_all(item, spend) for item in value]
+            return tuple(items) if isinstance(value, tuple) else items
         return value
 
     # Cutting marked text as if it were plain: the lengths are equal, so places carry over -----------

@@ -18,10 +18,11 @@ import jinja2
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.filters import do_indent, make_attrgetter, make_multi_attrgetter
+from jinja2.filters import do_indent, do_round, make_attrgetter, make_multi_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from nemolocal.chat.operations import STEP, Budget, Operations, size
@@ -107,6 +108,11 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Namespace(Namespace):
+    def __repr__(self) -> str:
+        return "<namespace>"  # its own form would unfold all that is in it
+
+
 class _Watched(NodeTransformer):
     """Leads what Jinja would leave to bare Python (comparing, joining, slicing, looping) through filters.
     Their names hold a colon, so that no template can spell them."""
@@ -126,6 +132,13 @@ class _Watched(NodeTransformer):
         self.generic_visit(node)
         return _filter(node, "sandbox:pay", [], node.lineno) if isinstance(node.arg, nodes.Slice) else node
 
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        for pair in node.items:
+            if not isinstance(pair.key, nodes.Const):
+                pair.key = _filter(pair.key, "sandbox:unfold", [], node.lineno)
+        return node
+
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         step = _filter(nodes.Const(True), "sandbox:step", [], node.lineno)
@@ -140,10 +153,13 @@ def _filter(node: nodes.Expr, name: str, arguments: list[nodes.Expr], lineno: in
 
 
 _WHOLE_FILTERS = frozenset(
-    {"capitalize", "lower", "upper", "title", "e", "escape", "forceescape", "striptags", "urlencode"}
-    | {"truncate", "wordcount", "int", "float", "indent", "format", "pprint", "tojson"}
+    {"capitalize", "lower", "upper", "title", "e", "escape", "forceescape", "urlencode", "truncate"}
+    | {"wordcount", "int", "float", "indent", "format", "tojson"}
 )
-_NO_FILTERS = ("batch", "center", "filesizeformat", "slice", "urlize", "wordwrap", "xmlattr")
+_UNFOLDED_FILTERS = frozenset({"groupby", "max", "min", "unique"})
+_NO_FILTERS = frozenset(
+    {"batch", "center", "filesizeformat", "pprint", "slice", "striptags", "urlize", "wordwrap", "xmlattr"}
+)
 _PLAIN_TESTS = frozenset(
     {"in", "==", "eq", "equalto", "!=", "ne", "<", "lt", "lessthan", "<=", "le"}
     | {">", "gt", "greaterthan", ">=", "ge", "lower", "upper"}
@@ -167,15 +183,18 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         )
         del self.globals["lipsum"]
         self.globals["raise_exception"] = self._refuse
-        for name in _NO_FILTERS:
-            del self.filters[name]
+        self.globals["namespace"] = _Namespace
         filters: dict[str, Callable[..., Any]] = dict(self.filters)
+        for name in _NO_FILTERS:
+            del filters[name]
         filters |= {"indent": self._indent, "format": do.format, "tojson": do.to_json}
         filters |= {name: do.whole(filters[name]) for name in _WHOLE_FILTERS}
+        filters |= {name: do.unfolded(filters[name]) for name in _UNFOLDED_FILTERS}
         filters |= {
             "dictsort": self._dictsort,
             "join": self._join,
             "replace": do.replace,
+            "round": self._round,
             "safe": do.text,  # without escaping, every text is safe
             "sort": self._sort,
             "string": do.text,
@@ -187,6 +206,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             "sandbox:concat": self._concat,
             "sandbox:pay": self._pay,
             "sandbox:step": self._step,
+            "sandbox:unfold": do.unfolded(lambda value: value),
         }
         tests: dict[str, Any] = {**self.tests}
         self.tests = tests | {name: do.whole(tests[name]) for name in _PLAIN_TESTS}
@@ -197,6 +217,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self._do.spend(STEP)
         method = getattr(obj, "__wrapped__", obj)  # Jinja wraps a text's format method
         if not isinstance(method, types.BuiltinMethodType):
+            if isinstance(obj, type) or getattr(obj, "__name__", "") == "changed":
+                obj = self._do.unfolded(obj)  # `dict` hashes what it is given, `loop.changed` compares it
             return super().call(context, obj, *args, **kwargs)
         owner, name = method.__self__, method.__name__
         for scope in ("_loop_vars", "_block_vars"):  # Jinja's own, for functions that take the context
@@ -213,7 +235,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call(context, obj, *map(self._do.plain, args[:1]), *args[1:], **kwargs)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        return super().getitem(obj, self._marks.unmark(argument) if isinstance(argument, str) else argument)
+        return super().getitem(obj, self._do.plain(argument))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         self._do.pay_for_operator(operator, left, right)
@@ -264,6 +286,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return sorted(
             value.items(), key=lambda item: self._do.sort_key([item[place]], case_sensitive), reverse=reverse
         )
+
+    def _round(self, value: float, precision: int = 0, method: str = "common") -> float:
+        self._do.spend(10 ** min(abs(precision), 18))
+        return do_round(value, precision, method)  # type: ignore[arg-type]
 
     def _indent(self, text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
         n_width = width if isinstance(width, int) else len(width)
