@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
@@ -24,6 +25,7 @@ from nemolocal.errors import ModelNotFoundError, NemoLocalError
 from nemolocal.hardware import Hardware
 from nemolocal.models import catalog, reference, sizing, store
 from nemolocal.models.memory import KvType
+from nemolocal.models.reference import PathRef
 from nemolocal.models.store import LocalModel
 from nemolocal.residency import Candidates, Residency, Resident
 from nemolocal.types import (
@@ -37,6 +39,8 @@ from nemolocal.types import (
 )
 
 log = logging.getLogger(__name__)
+
+LISTING_S = 1.0  # every request looks models up, and looking costs milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +92,25 @@ class Service:
         self._residency = Residency(self._load)
         self._status = Status("idle")
         self._start_up: asyncio.Task[None] | None = None
+        self._admitted: dict[Path, LocalModel] = {}
+        self._listing: tuple[float, list[LocalModel]] | None = None
 
     # Life ----------------------------------------------------------------------------------------
 
     async def start(self, refs: Sequence[str] = ()) -> None:
         """Begin to load the named models in the background; returns at once.
 
-        Raises ModelNotFoundError when a reference names no model on this machine.
+        With several, the first is loaded and the others are loaded when they are asked for. Raises
+        ModelNotFoundError when a reference names no model on this machine.
         """
         for ref in refs:
-            self.find_model(ref)
+            self.admit(ref)
+        if self.config.settings.model:
+            with suppress(NemoLocalError):  # met again by the first request that names no model
+                self.admit(self.config.settings.model)
         if refs:
-            self._status = Status("loading", model=refs[-1])
-            self._start_up = asyncio.create_task(self._load_at_start(refs[-1]))
+            self._status = Status("loading", model=refs[0])
+            self._start_up = asyncio.create_task(self._load_at_start(refs[0]))
 
     async def close(self) -> None:
         """Unload everything; waits for the engine's process to end."""
@@ -131,8 +141,21 @@ class Service:
         It is loaded on its first use. Raises ModelNotFoundError at once when no model on this machine
         answers to the reference, ModelFileError when its file cannot be used.
         """
+        candidates = self._candidates(ref or self._default_ref())
+        name = _names(self._usable()).get(candidates[0].path) if len(candidates) == 1 else None
+        return ServedModel(self, name or ref or candidates[0].id, candidates)
+
+    def admit(self, ref: str | None) -> TextModel:
+        """The same for whoever runs this program, who may also name a file by its path: it is then listed
+        and served like the others. Clients of the port may only name what is listed."""
         ref = ref or self._default_ref()
-        return ServedModel(self, ref, self._candidates(ref))
+        parsed = reference.parse(ref)
+        if isinstance(parsed, PathRef):
+            model = store.resolve(parsed, self.config)
+            self._admitted[model.path] = model
+            self._listing = None
+            ref = str(model.path)
+        return self.find_model(ref)
 
     async def load(self, ref: str) -> None:
         """Load a model, unloading the one before it once its requests have ended.
@@ -157,7 +180,14 @@ class Service:
         )
 
     def _usable(self) -> list[LocalModel]:
-        return [model for model in store.list_models(self.config) if model.is_usable]
+        """What can be loaded; looked up anew when the last look is LISTING_S old."""
+        now = time.monotonic()
+        if self._listing is None or now - self._listing[0] > LISTING_S:
+            listed = [model for model in store.list_models(self.config) if model.is_usable]
+            known = {model.path for model in listed}
+            others = [model for path, model in self._admitted.items() if path not in known]
+            self._listing = now, [*listed, *others]
+        return self._listing[1]
 
     def _default_ref(self) -> str:
         """The model that is meant where none is named."""
@@ -175,7 +205,16 @@ class Service:
 
     def _candidates(self, ref: str) -> Candidates:
         """The files that a reference may mean; a plan chooses among several quants."""
+        usable = self._usable()
+        names = _names(usable)
+        for model in usable:
+            if ref in (names[model.path], model.ref, str(model.path)):
+                return (model,)
         parsed = reference.parse(ref)
+        if isinstance(parsed, PathRef):
+            raise ModelNotFoundError(
+                f"'{ref}' is not among the models that are served here.", hint="GET /v1/models lists them."
+            )
         return store.find(parsed, self.config) or (store.resolve(parsed, self.config),)
 
     def _card(self, model: LocalModel, name: str) -> ModelCard:

@@ -111,6 +111,9 @@ class FakeService(Service):
             raise ModelNotFoundError(f"No model named '{ref}' is here.", hint="See GET /v1/models.")
         return self.model
 
+    def admit(self, ref: str | None) -> FakeTextModel:
+        return self.find_model(ref)
+
     async def load(self, ref: str) -> None:
         self.on_load(ref)
 

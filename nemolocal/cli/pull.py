@@ -58,13 +58,13 @@ def ensure_local(service: Service, ref: str | None) -> TextModel:
     answer is no.
     """
     try:
-        return service.find_model(ref)
+        return service.admit(ref)
     except ModelNotFoundError as error:
         wanted = _to_offer(service.config, ref)
         if not wanted or not _can_ask() or not _confirm(error, wanted, service.config):
             raise
     fetch(wanted, service.config)
-    return service.find_model(ref)
+    return service.admit(ref)
 
 
 def _to_offer(config: Config, ref: str | None) -> str:

@@ -70,7 +70,8 @@ class Backend(Protocol):
         """Whether the model ends its answer with this token."""
 
     def sampler(self, params: SamplingParams, prompt: list[int]) -> Sampler:
-        """A new sampler for one sequence."""
+        """A new sampler for one sequence. Raises InvalidRequestError for a bias on a token that is not in
+        the vocabulary."""
 
     def decode(self, batch: Batch) -> list[int]:
         """Compute a batch; one new token for each row that has a sampler, in order.

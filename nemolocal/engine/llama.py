@@ -16,7 +16,7 @@ from typing import Any
 from nemolocal.engine import sampling
 from nemolocal.engine.backend import Batch, CacheFullError, Sampler
 from nemolocal.engine.messages import LoadSpec, ModelInfo
-from nemolocal.errors import EngineError
+from nemolocal.errors import EngineError, InvalidRequestError
 from nemolocal.types import Prompt, SamplingParams, Segment
 
 N_SAMPLED_IN_TURN = 3  # up to here, handing rows to other threads costs more than it saves
@@ -102,6 +102,12 @@ class LlamaBackend:
 
     def sampler(self, params: SamplingParams, prompt: list[int]) -> Sampler:
         library, tables = self._library, []
+        unknown = [token for token, _ in params.logit_bias if token >= self._n_vocab]
+        if unknown:
+            raise InvalidRequestError(
+                f"logit_bias: token {unknown[0]} is outside the vocabulary of {self._n_vocab} tokens.",
+                param="logit_bias",
+            )
         chain = library.llama_sampler_chain_init(library.llama_sampler_chain_default_params())
         for step in sampling.chain(params):
             arguments: tuple[Any, ...] = step.arguments

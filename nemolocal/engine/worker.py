@@ -33,7 +33,7 @@ from nemolocal.engine.messages import (
 )
 from nemolocal.engine.pace import Pace
 from nemolocal.engine.scheduler import Ended, Scheduler, StepEvent
-from nemolocal.errors import ContextLengthError, EngineError
+from nemolocal.errors import ContextLengthError, EngineError, InvalidRequestError
 from nemolocal.types import Segment, Timings
 
 N_CHARS_INLINE = 20_000  # a longer prompt is tokenized beside the running streams
@@ -165,7 +165,11 @@ class Worker:
         try:
             self._scheduler.add(command.id, tokens, command.params)
         except ContextLengthError as error:
-            self._reject(Rejected(command.id, "context_length", n_prompt=error.n_prompt, n_ctx=error.n_ctx))
+            refusal = Rejected(command.id, "context_length", n_prompt=error.n_prompt, n_ctx=error.n_ctx)
+            self._reject(refusal)
+            return
+        except InvalidRequestError as error:
+            self._reject(Rejected(command.id, "invalid", error.message, error.param))
             return
         self._send([Accepted(command.id, len(tokens))])
 

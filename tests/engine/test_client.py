@@ -156,6 +156,8 @@ async def test_refused_requests(engine: EngineClient) -> None:
     assert (caught.value.n_prompt, caught.value.n_ctx) == (9031, 8192)
     with pytest.raises(InvalidRequestError):
         await run(engine, (49152,), GenerationParams(GREEDY))
+    with pytest.raises(InvalidRequestError, match="logit_bias"):
+        await run(engine, chat("Hi"), GenerationParams(SamplingParams(logit_bias=((49152, 1.0),))))
     assert (await run(engine, chat("Hi"), GenerationParams(GREEDY, max_tokens=2)))[1].reason == "length"
 
 
