@@ -18,7 +18,7 @@ from typing import Literal, cast
 
 from nemolocal import hardware as hardware_module
 from nemolocal.chat.template import ChatTemplate
-from nemolocal.config import Config, Settings
+from nemolocal.config import Config
 from nemolocal.engine.client import EngineClient
 from nemolocal.engine.messages import LoadSpec
 from nemolocal.errors import ModelNotFoundError, NemoLocalError
@@ -295,7 +295,7 @@ class Service:
             sizing.Candidate(model.quant, str(model.path), model.bytes, model.info.shape)
             for model in candidates
         ]
-        return sizing.plan(candidates[0].id, files, hardware, wish(self.config.settings))
+        return sizing.plan(candidates[0].id, files, hardware, wish(self.config))
 
     def _spec(self, plan: sizing.Plan, hardware: Hardware) -> LoadSpec:
         settings = self.config.settings
@@ -358,12 +358,13 @@ class ServedModel:
                 yield item
 
 
-def wish(settings: Settings) -> sizing.Wish:
+def wish(config: Config) -> sizing.Wish:
     """What the settings ask of a plan."""
+    settings = config.settings
     return sizing.Wish(
         n_ctx=settings.ctx,
         n_slots=settings.slots,
-        kv_type=cast(KvType, settings.kv),
+        kv_type=cast(KvType, settings.kv) if config.sources["kv"] != "default" else "",
         gpus=settings.gpu,
         split=cast(Literal["auto", "layer", "tensor"], settings.split),
         n_gpu_layers=settings.gpu_layers,

@@ -1,0 +1,99 @@
+// What the page does without the server: the tab's id, light and dark, the settings panel, clean copies,
+// the keyboard. Runs once, before the page is drawn, so it listens on the document and waits for elements.
+(() => {
+  "use strict";
+  const body = document.body;
+  // A tab keeps its id over reloads, so that the server can bring its conversation back.
+  const address = new URL(location.href);
+  if (!address.searchParams.get("tab")) {
+    const id = Array.from(crypto.getRandomValues(new Uint8Array(12)), (n) => n.toString(16).padStart(2, "0"));
+    address.searchParams.set("tab", id.join(""));
+    history.replaceState(null, "", address);
+  }
+  const tab = address.searchParams.get("tab");
+
+  // Light or dark: the person's choice, else the system's.
+  const shade = localStorage.getItem("nemolocal.shade");
+  if (shade) body.classList.toggle("dark", shade === "dark");
+  const toggleShade = () => {
+    const isDark = body.classList.toggle("dark");
+    localStorage.setItem("nemolocal.shade", isDark ? "dark" : "light");
+  };
+
+  // The settings panel: beside the chat where there is room, over it where there is not.
+  const hasRoom = () => matchMedia("(min-width: 1100px)").matches;
+  const openSettings = (isOpen) => {
+    body.classList.toggle("settings-open", isOpen);
+    localStorage.setItem("nemolocal.panel", isOpen ? "open" : "closed");
+    tidy();
+  };
+  body.classList.toggle("settings-open", hasRoom() && localStorage.getItem("nemolocal.panel") === "open");
+
+  // What gradio does not say of its elements. It may draw them anew at any time, so this looks after every
+  // change; to set what is set already changes nothing.
+  const set = (element, name, value) => {
+    if (element && element.getAttribute(name) !== value) element.setAttribute(name, value);
+  };
+  const tidy = () => {
+    const isOpen = body.classList.contains("settings-open");
+    const panel = document.querySelector("#settings");
+    if (panel && panel.inert === isOpen) panel.inert = !isOpen;
+    set(document.querySelector("#settings-toggle"), "aria-expanded", String(isOpen));
+    set(document.querySelector("#settings-toggle"), "aria-controls", "settings");
+    set(document.querySelector("#notice"), "role", "alert");
+    set(document.querySelector("#status"), "role", "status");
+    // The header's buttons show icons; their names become labels, which the style sheet shows as tool tips.
+    for (const button of document.querySelectorAll("#header button")) {
+      set(button, "aria-label", button.textContent.trim());
+    }
+  };
+  new MutationObserver(tidy).observe(body, { childList: true, subtree: true });
+  document.documentElement.lang = "en";
+
+  const actions = {
+    shade: toggleShade,
+    "settings-toggle": () => openSettings(!body.classList.contains("settings-open")),
+    "export": () => { location.href = `chat.md?tab=${encodeURIComponent(tab)}`; },
+  };
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest?.("button");
+    if (button && Object.hasOwn(actions, button.id)) actions[button.id]();
+  });
+
+  // The server puts an invisible character where a tag could begin, and characters of its own for the marks
+  // of formulae (nemolocal/ui/markup.py); what is copied goes without them.
+  const marks = ["$$", "$$", "\\[", "\\]", "\\(", "\\)", "$", "$"];
+  const clean = (text) =>
+    text
+      .replace(/(<|!(?=\u2060\[)|```|%%%)\u2060/g, "$1")
+      .replace(/[\ue000-\ue007]/g, (mark) => marks[mark.charCodeAt(0) - 0xe000]);
+  if (navigator.clipboard) {
+    const write = navigator.clipboard.writeText.bind(navigator.clipboard);
+    navigator.clipboard.writeText = (text) => write(clean(String(text)));
+  }
+  document.addEventListener("copy", (event) => {
+    const field = event.target.closest?.("textarea, input");
+    const text = field
+      ? field.value.slice(field.selectionStart, field.selectionEnd)
+      : String(document.getSelection());
+    if (clean(text) === text) return;
+    event.clipboardData.setData("text/plain", clean(text));
+    event.preventDefault();
+  });
+
+  document.addEventListener("keydown", (event) => {
+    // Enter that ends the writing of a word in Chinese, Japanese or Korean does not send it.
+    if (event.isComposing && event.key === "Enter") event.stopPropagation();
+    if (event.key === "Escape") {
+      const stop = document.querySelector("#composer .stop-button");
+      if (stop) stop.click();
+      else if (body.classList.contains("settings-open") && !hasRoom()) {
+        openSettings(false);
+        document.querySelector("#settings-toggle")?.focus();
+      }
+    }
+  }, true);
+  document.addEventListener("keypress", (event) => {
+    if (event.isComposing && event.key === "Enter") event.stopPropagation();
+  }, true);
+})();
