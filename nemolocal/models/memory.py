@@ -21,6 +21,9 @@ CUDA_CONTEXT_BYTES: Final = 530 * MIB
 N_CTX_STEP: Final = 256
 """A context is rounded up to a multiple of this (llama-context.cpp)."""
 
+N_GPUS_MOST: Final = 16
+"""GPUs that one model can lie on (llama_max_devices)."""
+
 KV_BLOCK: Final = 32
 """Elements of one block of a quantized cache; a head's length must be a multiple of it."""
 

@@ -1,0 +1,531 @@
+"""A plan holds what it promises: every device's bytes fit, the best that fits is chosen, wishes are kept or
+refused, and the words say so."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nemolocal.errors import DoesNotFitError, ModelNotFoundError, UsageError
+from nemolocal.hardware import Cpu, Gpu, Hardware, Ram
+from nemolocal.models import catalog, forecast, gguf, memory, placement
+from nemolocal.models.memory import CUDA_CONTEXT_BYTES, MIB, Load
+from nemolocal.models.shape import LayerKind, LayerShape, ModelShape
+from nemolocal.models.sizing import GIB, N_SLOTS_MOST, Candidate, Plan, Wish, plan
+from tests import synthetic
+
+# What the plans are for -----------------------------------------------------------------------------
+
+
+def gpu(index: int, name: str, total_gib: float, free_gib: float, **rest: object) -> Gpu:
+    uuid = f"GPU-{'abcdef'[index] * 4}0000-0000-0000-0000-000000000000"
+    fields = {"total_bytes": round(total_gib * GIB), "free_bytes": round(free_gib * GIB), **rest}
+    return Gpu(index, uuid, name, "8.9", **fields)  # type: ignore[arg-type]
+
+
+def machine(*gpus: Gpu, ram_gib: float = 32) -> Hardware:
+    return Hardware(
+        mode="gpu" if gpus else "cpu",
+        reason="" if gpus else "No NVIDIA driver was found.",
+        gpus=gpus,
+        cpu=Cpu("a processor", 8),
+        ram=Ram(round(ram_gib * GIB), round(ram_gib * GIB)),
+    )
+
+
+RTX_3060 = gpu(0, "NVIDIA GeForce RTX 3060", 12, 11.6)
+RTX_4090 = gpu(0, "NVIDIA GeForce RTX 4090", 24, 23.4)
+SECOND_4090 = gpu(1, "NVIDIA GeForce RTX 4090", 24, 23.4)
+OLD_3090 = gpu(0, "NVIDIA GeForce RTX 3090", 24, 23)
+BUSY_4090 = gpu(1, "NVIDIA GeForce RTX 4090", 24, 4)
+
+
+def even(
+    quant: str,
+    size_gib: float,
+    *,
+    n_layer: int = 32,
+    n_row: int = 1024,
+    n_ctx_train: int = 131_072,
+    **rest: object,
+) -> Candidate:
+    """A model of equal layers; with 32 layers and rows of 1,024, 8,192 tokens take 1 GiB in f16."""
+    weights_bytes = round(size_gib * GIB / n_layer)
+    layer = LayerShape(LayerKind.ATTENTION | LayerKind.MLP, weights_bytes, n_row, n_row)
+    shape = ModelShape(
+        architecture="llama",
+        n_ctx_train=n_ctx_train,
+        n_embd=4096,
+        n_vocab=128,
+        layers=(layer,) * n_layer,
+        input_bytes=0,
+        output_bytes=0,
+        n_activations_max=4096,
+        head_length=128,
+        n_params=8_000_000_000,
+    )
+    return Candidate(quant, f"{quant}.gguf", round(size_gib * GIB), replace(shape, **rest))  # type: ignore[arg-type]
+
+
+def of_catalog(model_id: str) -> list[Candidate]:
+    model = catalog.load().get(model_id)
+    assert model is not None
+    return [Candidate(row.quant, row.quant, row.bytes, model.shape(row), False) for row in model.files]
+
+
+def check(made: Plan, hardware: Hardware, margin_bytes: int = GIB) -> None:
+    """What must hold of every plan."""
+    place, shape = made.placement, made.candidate.shape
+    for card, share in zip(place.gpus, place.shares, strict=True):
+        assert share.total_bytes + margin_bytes <= card.free_bytes
+        assert card in hardware.gpus
+    assert place.ram_bytes <= hardware.ram.available_bytes
+    if made.split_mode != "tensor":
+        shares = (*place.shares, place.host)
+        assert sum(share.n_layers for share in shares) == shape.n_layer
+        kv_bytes = sum(memory.kv_bytes(layer, made.load) for layer in shape.layers)
+        assert sum(share.kv_bytes for share in shares) == kv_bytes
+        assert sum(share.state_bytes for share in shares) == shape.state_bytes * made.load.n_slots
+        weights_bytes = sum(share.weights_bytes for share in shares)
+        tied_bytes = shape.output_bytes if shape.is_tied and not place.gpus else 0
+        assert weights_bytes + tied_bytes == shape.input_bytes + shape.repeating_bytes + shape.output_bytes
+    if made.split_mode == "layer":
+        assert sum(place.tensor_split) == place.n_gpu_layers
+    assert made.reasons
+    assert all(reason.endswith(".") and "\n" not in reason for reason in made.reasons)
+    json.dumps(made.to_dict())
+
+
+# The quantization -----------------------------------------------------------------------------------
+
+LADDER = [
+    even("Q8_0", 7.95),
+    even("Q6_K", 6.14),
+    even("Q5_K_M", 5.33),
+    even("Q4_K_M", 4.58),
+    even("Q3_K_M", 3.74),
+]
+CARD_7_3 = machine(gpu(0, "NVIDIA GeForce RTX 4060", 8, 7.3), ram_gib=24)
+OVERHEAD = round(0.6 * GIB)
+
+
+def asked(n_ctx: int, **rest: object) -> Wish:
+    """A wish that leaves, with CUDA's own bytes and the buffers, 0.6 GiB beside weights and cache."""
+    buffers = memory.compute_bytes(LADDER[0].shape, Load(n_ctx, 4), is_gpu=True) + CUDA_CONTEXT_BYTES
+    return Wish(n_ctx=n_ctx, kv_type="f16", margin_bytes=max(OVERHEAD - buffers, 0), **rest)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("n_ctx", "quant"), [(8192, "Q5_K_M"), (16384, "Q4_K_M")])
+def test_the_cache_is_counted_before_the_file_is_chosen(n_ctx: int, quant: str) -> None:
+    wish = asked(n_ctx)
+    made = plan("demo", LADDER, CARD_7_3, wish)
+    check(made, CARD_7_3, wish.margin_bytes)
+    assert made.candidate.quant == quant
+    assert made.placement.is_whole
+    assert made.load.n_ctx == n_ctx
+
+
+def test_what_fits_only_in_part_is_said_in_words() -> None:
+    wish = asked(32768)
+    made = plan("demo", LADDER, CARD_7_3, wish)
+    check(made, CARD_7_3, wish.margin_bytes)
+    assert not made.placement.is_whole
+    assert made.load.n_ctx == 32768
+    assert made.candidate.quant not in ("Q8_0", "Q6_K")
+    assert "the rest runs on the CPU" in made.reasons[0]
+
+
+def test_what_fits_nowhere_is_refused_with_both_sizes() -> None:
+    hardware = machine(gpu(0, "NVIDIA GeForce RTX 4060", 8, 3), ram_gib=2)
+    with pytest.raises(DoesNotFitError) as caught:
+        plan("demo", LADDER, hardware, asked(8192))
+    error = caught.value
+    assert error.needed_bytes > error.available_bytes > 2 * GIB
+    assert f"{error.needed_bytes / GIB:.1f} GiB" in str(error)
+    assert f"{error.available_bytes / GIB:.1f} GiB" in str(error)
+    assert "\n" not in str(error)
+    assert error.hint
+
+
+def test_the_offered_change_does_fit() -> None:
+    hardware = machine(gpu(0, "NVIDIA GeForce RTX 4060", 8, 4), ram_gib=3)
+    wish = Wish(n_ctx=65_536, margin_bytes=0)
+    with pytest.raises(DoesNotFitError) as caught:
+        plan("demo", LADDER, hardware, wish)
+    offered = int(caught.value.hint.split("--ctx ")[1].split()[0])
+    made = plan("demo", LADDER, hardware, replace(wish, n_ctx=offered))
+    check(made, hardware, 0)
+    with pytest.raises(DoesNotFitError):
+        plan("demo", LADDER, hardware, replace(wish, n_ctx=2 * offered))
+
+
+@pytest.mark.parametrize("n_ctx", [0, 8192, 16384, 32768])
+def test_the_order_of_the_files_has_no_say(n_ctx: int) -> None:
+    wish = Wish(n_ctx=n_ctx)
+    plans = {str(plan("demo", order, CARD_7_3, wish).to_dict()) for order in itertools.permutations(LADDER)}
+    assert len(plans) == 1
+
+
+def test_more_than_six_bits_are_not_worth_their_room() -> None:
+    made = plan("demo", LADDER, machine(RTX_4090))
+    assert made.candidate.quant == "Q6_K"
+
+
+def test_where_eight_bits_cost_no_more_they_are_taken() -> None:
+    """Widths that are no multiple of 256 make Q6_K as large as Q8_0, and Q3_K larger than IQ4_XS."""
+    files = [even("Q8_0", 8.0), even("Q6_K", 7.98), even("Q3_K_M", 4.7), even("IQ4_XS", 4.3)]
+    assert plan("demo", files, machine(RTX_4090)).candidate.quant == "Q8_0"
+    assert plan("demo", files, machine(gpu(0, "RTX 3060", 8, 8))).candidate.quant == "IQ4_XS"
+
+
+def test_a_file_that_is_here_goes_before_a_better_one_elsewhere() -> None:
+    files = [replace(c, is_local=c.quant == "Q4_K_M") for c in LADDER]
+    made = plan("demo", files, machine(RTX_4090))
+    assert made.candidate.quant == "Q4_K_M"
+    assert any("here already" in reason for reason in made.reasons)
+
+
+def test_a_file_that_is_here_but_too_large_is_passed_over() -> None:
+    files = [replace(c, is_local=c.quant == "Q8_0") for c in LADDER]
+    assert plan("demo", files, CARD_7_3).candidate.quant != "Q8_0"
+
+
+def test_a_named_quantization_is_kept_or_refused() -> None:
+    assert plan("demo", LADDER, machine(RTX_4090), Wish(quant="q8_0")).candidate.quant == "Q8_0"
+    made = plan("demo", LADDER, CARD_7_3, Wish(quant="Q8_0"))
+    assert made.candidate.quant == "Q8_0"
+    assert not made.placement.is_whole
+    with pytest.raises(ModelNotFoundError, match="Q4_K_M"):
+        plan("demo", LADDER, CARD_7_3, Wish(quant="Q9"))
+
+
+# Context, cache and slots ---------------------------------------------------------------------------
+
+
+def test_the_context_is_as_long_as_fits_whole() -> None:
+    one = [even("Q4_K_M", 4.58)]
+    contexts = {free: plan("demo", one, machine(gpu(0, "GPU", 24, free))).load.n_ctx for free in (9, 11, 15)}
+    assert contexts == {9: 16384, 11: 32768, 15: 65536}
+
+
+def test_the_context_never_passes_what_the_model_was_trained_for() -> None:
+    for n_train in (4096, 40_960, 32_768):
+        one = [even("Q4_K_M", 4.58, n_ctx_train=n_train)]
+        assert plan("demo", one, machine(gpu(0, "GPU", 80, 80))).load.n_ctx == n_train
+
+
+def test_a_quantized_cache_comes_before_a_short_context() -> None:
+    one = [even("Q4_K_M", 4.58)]
+    made = plan("demo", one, machine(gpu(0, "GPU", 8, 7.9)))
+    assert (made.load.n_ctx, made.load.kv_type) == (16384, "q8_0")
+    assert any("q8_0" in reason for reason in made.reasons)
+    kept = plan("demo", one, machine(gpu(0, "GPU", 8, 7.9)), Wish(kv_type="f16"))
+    assert (kept.load.n_ctx, kept.load.kv_type) == (8192, "f16")
+
+
+def test_a_quantized_cache_that_saves_nothing_is_not_used() -> None:
+    """One attention block: its f16 copy for flash attention costs twice what the smaller type saves."""
+    plain = even("Q4_K_M", 4.58)
+    layers = (replace(plain.shape.layers[0], n_embd_k_gqa=16_384, n_embd_v_gqa=16_384),)
+    bare = replace(plain.shape.layers[0], n_embd_k_gqa=0, n_embd_v_gqa=0)
+    shape = replace(plain.shape, layers=layers + (bare,) * 31)
+    made = plan("demo", [replace(plain, shape=shape)], machine(gpu(0, "GPU", 8, 6.8)))
+    assert made.load.kv_type == "f16"
+    assert made.placement.is_whole
+
+
+def test_slots_share_the_cache_of_a_plain_model() -> None:
+    assert plan("demo", LADDER, machine(RTX_4090)).load.n_slots == N_SLOTS_MOST
+
+
+def test_slots_of_a_hybrid_are_as_many_as_leave_room_for_their_states() -> None:
+    files = of_catalog("nemotron-nano-9b-v2")
+    small, large = plan("m", files, machine(RTX_3060)), plan("m", files, machine(RTX_4090))
+    for made, card in ((small, RTX_3060), (large, RTX_4090)):
+        check(made, machine(card))
+        assert made.placement.shares[0].state_bytes == made.candidate.shape.state_bytes * made.load.n_slots
+    assert small.load.n_slots < large.load.n_slots == N_SLOTS_MOST
+    assert any("MiB" in reason and "at a time" in reason for reason in small.reasons)
+
+
+def test_what_was_asked_for_is_kept() -> None:
+    wish = Wish(n_ctx=5000, n_slots=3, kv_type="q4_0", n_gpu_layers=10)
+    made = plan("demo", LADDER, machine(RTX_4090), wish)
+    check(made, machine(RTX_4090))
+    assert (made.load.n_ctx, made.load.n_slots, made.load.kv_type) == (5000, 3, "q4_0")
+    assert made.placement.n_gpu_layers == 10
+    assert made.placement.shares[0].n_layers == 9  # and the output layer
+
+
+def test_a_context_beyond_the_training_is_kept_with_a_warning() -> None:
+    one = [even("Q4_K_M", 4.58, n_ctx_train=4096)]
+    made = plan("demo", one, machine(RTX_4090), Wish(n_ctx=16384))
+    assert made.load.n_ctx == 16384
+    assert any("trained for 4,096" in reason for reason in made.reasons)
+
+
+# Devices --------------------------------------------------------------------------------------------
+
+
+def test_one_card_that_holds_it_all_is_used_alone_and_it_is_the_faster() -> None:
+    cards = (gpu(0, "NVIDIA GeForce RTX 3060", 24, 23), gpu(1, "NVIDIA GeForce RTX 4090", 24, 22))
+    made = plan("demo", LADDER, machine(*cards))
+    assert made.visible_devices == (cards[1].uuid,)
+    assert made.placement.tensor_split == ()
+    assert made.split_mode == "none"
+
+
+def test_a_card_in_use_is_planned_by_what_is_free() -> None:
+    free = plan("demo", LADDER, machine(gpu(0, "RTX 3060", 12, 11.5)))
+    in_use = plan("demo", LADDER, machine(gpu(0, "RTX 3060", 12, 6.5)))
+    assert free.candidate.quant == "Q6_K"
+    assert in_use.candidate.quant in ("Q4_K_M", "Q3_K_M")
+    check(in_use, machine(gpu(0, "RTX 3060", 12, 6.5)))
+
+
+def test_two_unlike_cards_each_get_what_they_can_hold() -> None:
+    """The engine's process sees just these cards in the plan's order, so no numbering can swap them."""
+    files = [even("Q4_K_M", 20, n_layer=40)]
+    for cards in ((OLD_3090, BUSY_4090), (BUSY_4090, OLD_3090)):
+        made = plan("demo", files, machine(*cards), Wish(n_ctx=16384))
+        check(made, machine(*cards))
+        assert made.placement.is_whole
+        by_name = dict(zip(made.placement.gpus, made.placement.shares, strict=True))
+        assert made.visible_devices == (OLD_3090.uuid, BUSY_4090.uuid)
+        assert by_name[BUSY_4090].total_bytes < 4 * GIB
+        assert by_name[OLD_3090].total_bytes < 23 * GIB
+        assert made.placement.tensor_split[0] > made.placement.tensor_split[1] > 0
+
+
+def test_uneven_layers_are_split_by_bytes() -> None:
+    made = plan("m", of_catalog("llama-3.3-nemotron-super-49b"), machine(RTX_4090, SECOND_4090, ram_gib=64))
+    check(made, machine(RTX_4090, SECOND_4090, ram_gib=64))
+    first, second = made.placement.shares
+    assert made.placement.is_whole
+    assert second.n_layers > first.n_layers + 10  # the later layers of this model are the narrow ones
+    assert abs(first.total_bytes - second.total_bytes) < 1.5 * GIB
+
+
+def test_a_giant_layer_is_put_where_it_fits() -> None:
+    plain = even("Q4_K_M", 8, n_layer=8, n_row=256)
+    giant = replace(plain.shape.layers[0], weights_bytes=12 * GIB)
+    layers = (*plain.shape.layers[:3], giant, *plain.shape.layers[4:])
+    files = [replace(plain, shape=replace(plain.shape, layers=layers))]
+    cards = (gpu(0, "RTX 3060", 12, 11.5), gpu(1, "RTX 4080", 16, 15.8))
+    made = plan("demo", files, machine(*cards), Wish(n_ctx=8192))
+    check(made, machine(*cards))
+    assert made.placement.gpus[0] == cards[1]
+
+
+@pytest.mark.parametrize("selection", [("1",), ("GPU-bbbb",), (SECOND_4090.uuid,)])
+def test_gpus_are_chosen_by_index_or_uuid(selection: tuple[str, ...]) -> None:
+    made = plan("demo", LADDER, machine(RTX_4090, SECOND_4090), Wish(gpus=selection))
+    assert made.visible_devices == (SECOND_4090.uuid,)
+
+
+def test_an_unknown_or_broken_gpu_is_refused() -> None:
+    lost = gpu(1, "RTX 4090", 24, 0, state="lost", problem="it has fallen off the bus")
+    with pytest.raises(UsageError, match="GPU-aaaa"):
+        plan("demo", LADDER, machine(RTX_4090), Wish(gpus=("7",)))
+    with pytest.raises(UsageError, match="fallen off the bus"):
+        plan("demo", LADDER, machine(RTX_4090, lost), Wish(gpus=("1",)))
+    assert plan("demo", LADDER, machine(RTX_4090, lost)).visible_devices == (RTX_4090.uuid,)
+
+
+def test_a_number_of_gpu_layers_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(DoesNotFitError) as caught:
+        plan("demo", [even("Q8_0", 30)], machine(RTX_4090, ram_gib=64), Wish(n_gpu_layers=30))
+    assert "--gpu-layers" in caught.value.hint
+    assert caught.value.needed_bytes > caught.value.available_bytes
+
+
+def test_no_gpu_layers_means_the_cpu() -> None:
+    made = plan("demo", LADDER, machine(RTX_4090), Wish(n_gpu_layers=0))
+    assert made.visible_devices == ()
+    assert made.placement.n_gpu_layers == 0
+    assert "asked for" in made.reasons[0]
+
+
+def test_a_gpu_too_full_for_anything_leaves_the_cpu_and_says_so() -> None:
+    made = plan("demo", LADDER, machine(gpu(0, "RTX 4090", 24, 1.2)))
+    assert made.visible_devices == ()
+    assert "1.2 GiB are free" in made.reasons[0]
+
+
+def test_a_gpu_without_memory_of_its_own_is_not_counted_twice() -> None:
+    shared = gpu(0, "NVIDIA GB10", 20, 18, shares_ram=True)
+    made = plan("demo", LADDER, machine(shared, ram_gib=18))
+    assert made.placement.ram_bytes <= 18 * GIB
+    with pytest.raises(DoesNotFitError):
+        plan("demo", [even("Q4_K_M", 25)], machine(shared, ram_gib=18))
+
+
+def test_a_tensor_split_takes_all_cards_or_says_why_not() -> None:
+    files = [even("Q4_K_M", 30, n_layer=40)]
+    hardware = machine(RTX_4090, SECOND_4090)
+    made = plan("demo", files, hardware, Wish(split="tensor"))
+    check(made, hardware)
+    assert made.split_mode == "tensor"
+    assert made.placement.tensor_split == (0.5, 0.5)
+    assert len(made.visible_devices) == 2
+    with pytest.raises(UsageError, match="two GPUs"):
+        plan("demo", files, machine(RTX_4090), Wish(split="tensor"))
+    with pytest.raises(UsageError, match="nemotron_h"):
+        plan("m", of_catalog("nemotron-3-nano-4b"), hardware, Wish(split="tensor"))
+    with pytest.raises(UsageError, match="f16"):
+        plan("demo", files, hardware, Wish(split="tensor", kv_type="q8_0"))
+
+
+@pytest.mark.parametrize("n_slots", [-1, 33])
+def test_too_many_slots_are_refused(n_slots: int) -> None:
+    with pytest.raises(UsageError, match="slots"):
+        plan("demo", LADDER, machine(RTX_4090), Wish(n_slots=n_slots))
+
+
+def test_a_cache_type_that_the_heads_cannot_have_is_refused() -> None:
+    odd = even("Q4_K_M", 4, head_length=80)
+    with pytest.raises(UsageError, match="80"):
+        plan("demo", [odd], machine(RTX_4090), Wish(kv_type="q8_0"))
+    assert plan("demo", [odd], machine(gpu(0, "GPU", 8, 7.1))).load.kv_type == "f16"
+
+
+# The CPU --------------------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_the_ram_must_hold_it_all() -> None:
+    hardware = machine(ram_gib=14)
+    made = plan("m", of_catalog("llama-3.1-nemotron-nano-8b"), hardware)
+    check(made, hardware)
+    assert (made.candidate.quant, made.load.n_ctx, made.load.n_slots) == ("Q4_K_M", 8192, 8)
+    assert made.placement.n_gpu_layers == 0
+    assert "No NVIDIA driver was found." in made.reasons[0]
+    with pytest.raises(DoesNotFitError):
+        plan("m", of_catalog("llama-3.1-nemotron-70b"), hardware)
+
+
+def test_the_starter_on_a_cpu_gets_its_whole_context() -> None:
+    made = plan("starter", of_catalog("starter"), machine(ram_gib=2))
+    assert (made.load.n_ctx, made.load.n_slots) == (8192, 8)
+    check(made, machine(ram_gib=2))
+
+
+# All of it, on many machines ------------------------------------------------------------------------
+
+
+def plan_if_it_fits(model: str, files: Sequence[Candidate], hardware: Hardware) -> Plan | None:
+    try:
+        return plan(model, files, hardware)
+    except DoesNotFitError:
+        return None
+
+
+def test_every_model_of_the_catalogue_on_many_machines_keeps_its_promises() -> None:
+    rng = random.Random(0)
+    names = ["NVIDIA GeForce RTX 3060", "NVIDIA GeForce RTX 4090", "NVIDIA H200", "an unknown card"]
+    for model in catalog.load().models:
+        files = of_catalog(model.id)
+        for _ in range(4):
+            cards = [
+                gpu(i, rng.choice(names), total, rng.uniform(0.3, 1) * total)
+                for i in range(rng.randrange(4))
+                for total in (rng.choice([8, 12, 24, 48, 80]),)
+            ]
+            hardware = machine(*cards, ram_gib=rng.choice([8, 16, 64, 256]))
+            made = plan_if_it_fits(model.id, files, hardware)
+            if made is None:
+                smallest = min(c.size_bytes for c in files)
+                assert smallest > 0.5 * (hardware.ram.available_bytes + sum(c.free_bytes for c in cards))
+                continue
+            check(made, hardware)
+            shuffled = rng.sample(files, len(files))
+            swapped = replace(hardware, gpus=hardware.gpus[::-1])
+            assert plan(model.id, shuffled, swapped).to_dict() == made.to_dict()
+
+
+def llama_cpp_devices(n_layer_all: int, n_gpu_layers: int, split: Sequence[float]) -> list[int]:
+    """llama.cpp's own rule in its own float32 (src/llama-model.cpp, load_tensors): the device of each layer,
+    -1 for the CPU, the output layer last."""
+
+    def f32(value: float) -> float:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+    start = max(n_layer_all + 1 - n_gpu_layers, 0)
+    n_active = min(n_gpu_layers, n_layer_all + 1)
+    ends, total = [], 0.0
+    for value in split:
+        total = f32(total + f32(value))
+        ends.append(total)
+    ends = [f32(end / total) for end in ends]
+    return [
+        -1 if il < start else next(d for d, end in enumerate(ends) if end > f32((il - start) / n_active))
+        for il in range(n_layer_all + 1)
+    ]
+
+
+def test_llama_cpp_makes_of_the_split_just_the_runs_that_were_planned() -> None:
+    cards = [gpu(i, "RTX", 24, free) for i, free in enumerate((23, 9, 5.5))]
+    for n_layer in (31, 40, 52, 80, 162):
+        shape = replace(even("Q4_K_M", 28, n_layer=n_layer, n_row=64).shape, n_extra_layers=n_layer % 2)
+        load = Load(8192, 1)
+        for n_gpu_layers in (-1, n_layer - 3, n_layer // 2):
+            place = placement.on_gpus(shape, load, cards, margin_bytes=256 * MIB, n_gpu_layers=n_gpu_layers)
+            assert place is not None
+            split = place.tensor_split or (1.0,)
+            devices = llama_cpp_devices(shape.n_layer_all, place.n_gpu_layers, split)
+            blocks = devices[: shape.n_layer]
+            assert blocks.count(-1) == place.host.n_layers
+            assert [blocks.count(d) for d in range(len(place.gpus))] == [s.n_layers for s in place.shares]
+
+
+# What is shown --------------------------------------------------------------------------------------
+
+
+def test_the_figures_of_each_device_add_up() -> None:
+    shown = plan("demo", LADDER, machine(RTX_3060)).to_dict()
+    assert list(shown) == [
+        "model", "file", "quant", "fits", "context", "slots", "kv_type", "split_mode", "n_ubatch",
+        "devices", "host", "reasons", "forecast",
+    ]  # fmt: skip
+    parts = ["weights_bytes", "kv_bytes", "state_bytes", "compute_bytes", "overhead_bytes"]
+    (device,) = shown["devices"]
+    assert set(device) == {"id", "name", "n_layers", *parts, "total_bytes", "free_bytes"}
+    assert set(shown["host"]) == {"n_layers", *parts, "total_bytes"}
+    for figures in (device, shown["host"]):
+        assert sum(figures[part] for part in parts) == figures["total_bytes"]
+    assert device["kv_bytes"] == shown["context"] // 8192 * GIB
+    assert set(shown["forecast"]) == {"prompt_tokens_per_s", "tokens_per_s"}
+
+
+def test_a_forecast_needs_a_known_card() -> None:
+    known = plan("demo", LADDER, machine(RTX_4090)).tokens_per_s
+    assert known is not None
+    assert 60 < known < 160  # 1,008 GB/s over 6.1 GiB is 153
+    assert plan("demo", LADDER, machine(gpu(0, "A card of tomorrow", 24, 23))).tokens_per_s is None
+    assert plan("demo", LADDER, machine()).tokens_per_s is None
+    assert forecast.bandwidth("NVIDIA GeForce RTX 4090 Laptop GPU") is None
+    assert forecast.bandwidth("NVIDIA GeForce RTX 4070 Ti SUPER") == 672 * forecast.GB
+
+
+def test_of_a_mixture_of_experts_only_the_chosen_are_read() -> None:
+    dense = plan("d", of_catalog("openreasoning-nemotron-32b"), machine(RTX_4090), Wish(n_ctx=8192))
+    sparse = plan("s", of_catalog("nemotron-3-nano-30b-a3b"), machine(RTX_4090), Wish(n_ctx=8192))
+    assert dense.tokens_per_s is not None
+    assert sparse.tokens_per_s is not None
+    assert sparse.tokens_per_s > 3 * dense.tokens_per_s
+
+
+def test_a_plan_can_be_made_from_a_file(tmp_path: Path) -> None:
+    info = gguf.read(synthetic.write_tiny(tmp_path / "m.gguf", "nemotron_h_moe-mtp"))
+    made = plan(
+        "tiny", [Candidate(info.quant, str(info.path), info.size_bytes, info.shape)], machine(RTX_3060)
+    )
+    check(made, machine(RTX_3060))
+    assert made.placement.n_gpu_layers == 7  # five blocks, the one for prediction, the output layer
+    assert made.load.n_ctx == 1024
