@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from nemolocal import hardware as hardware_module
 from nemolocal.chat.template import ChatTemplate
@@ -23,8 +23,7 @@ from nemolocal.engine.client import EngineClient
 from nemolocal.engine.messages import LoadSpec
 from nemolocal.errors import ModelNotFoundError, NemoLocalError
 from nemolocal.hardware import Hardware
-from nemolocal.models import catalog, reference, sizing, store
-from nemolocal.models.memory import KvType
+from nemolocal.models import catalog, planning, reference, sizing, store
 from nemolocal.models.reference import PathRef
 from nemolocal.models.store import LocalModel
 from nemolocal.residency import Candidates, Residency, Resident
@@ -291,11 +290,8 @@ class Service:
 
         Raises DoesNotFitError, UsageError and ModelFileError.
         """
-        files = [
-            sizing.Candidate(model.quant, str(model.path), model.bytes, model.info.shape)
-            for model in candidates
-        ]
-        return sizing.plan(candidates[0].id, files, hardware, wish(self.config))
+        files = [planning.local_candidate(model) for model in candidates]
+        return sizing.plan(candidates[0].id, files, hardware, planning.wish(self.config))
 
     def _spec(self, plan: sizing.Plan, hardware: Hardware) -> LoadSpec:
         settings = self.config.settings
@@ -356,20 +352,6 @@ class ServedModel:
         ):
             async for item in stream:
                 yield item
-
-
-def wish(config: Config) -> sizing.Wish:
-    """What the settings ask of a plan."""
-    settings = config.settings
-    return sizing.Wish(
-        n_ctx=settings.ctx,
-        n_slots=settings.slots,
-        kv_type=cast(KvType, settings.kv) if config.sources["kv"] != "default" else "",
-        gpus=settings.gpu,
-        split=cast(Literal["auto", "layer", "tensor"], settings.split),
-        n_gpu_layers=settings.gpu_layers,
-        margin_bytes=settings.margin_mib << 20,
-    )
 
 
 def _names(models: Sequence[LocalModel]) -> dict[Path, str]:

@@ -11,7 +11,7 @@ import typer
 
 from nemolocal.cli import options, output
 from nemolocal.config import Config
-from nemolocal.errors import ModelNotFoundError
+from nemolocal.errors import DoesNotFitError, ModelNotFoundError
 
 if TYPE_CHECKING:
     from nemolocal.models.store import LocalModel
@@ -31,12 +31,32 @@ def pull(
     ],
     as_json: options.AsJson = False,
 ) -> None:
-    """Download a model. What was begun before is taken up where it stopped."""
-    model = fetch(ref, config)
+    """Download a model: without a quantization, the file that fits this machine best.
+
+    What was begun before is taken up where it stopped.
+    """
+    model = fetch(fitting(ref, config), config)
     if as_json:
         output.print_json(local_json(model))
     else:
         print(f"{model.ref} is ready: {model.path}")
+
+
+def fitting(ref: str, config: Config) -> str:
+    """The reference with the quantization that a plan chooses for this machine, where it names a model of
+    the catalogue without one. A model that does not fit is said, and left to the person."""
+    from nemolocal.hardware import survey
+    from nemolocal.models import catalog, planning, reference
+
+    parsed = reference.parse(ref)
+    if not isinstance(parsed, reference.NamedRef) or parsed.quant or not catalog.load().get(parsed.name):
+        return ref
+    try:
+        plan = planning.plan(ref, config, survey(config))
+    except DoesNotFitError as error:
+        output.note(f"warning: {error}")
+        return ref
+    return f"{parsed.name}:{plan.candidate.quant}"
 
 
 def fetch(ref: str, config: Config) -> LocalModel:
@@ -63,7 +83,7 @@ def ensure_local(service: Service, ref: str | None) -> TextModel:
         wanted = _to_offer(service.config, ref)
         if not wanted or not _can_ask() or not _confirm(error, wanted, service.config):
             raise
-    fetch(wanted, service.config)
+    fetch(fitting(wanted, service.config), service.config)
     return service.admit(ref)
 
 

@@ -1,0 +1,83 @@
+"""From a reference to a plan: gathers the files that it may mean, here and in the catalogue, and the wishes
+that the settings hold. Asks neither the network nor the hardware."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, cast
+
+from nemolocal.config import Config
+from nemolocal.errors import ModelNotFoundError
+from nemolocal.hardware import Hardware
+from nemolocal.models import catalog, reference, sizing, store
+from nemolocal.models.choice import Candidate
+from nemolocal.models.memory import KvType
+from nemolocal.models.reference import HubRef, NamedRef, PathRef, Reference
+from nemolocal.models.store import LocalModel
+
+
+def plan(ref: str, config: Config, hardware: Hardware) -> sizing.Plan:
+    """How the model that `ref` names would be loaded, whether it is on this machine or only in the catalogue.
+
+    Raises what reading the reference, finding the model and planning raise.
+    """
+    parsed = reference.parse(ref)
+    wished = replace(wish(config), quant="" if isinstance(parsed, PathRef) else parsed.quant)
+    return sizing.plan(str(parsed), candidates(parsed, config), hardware, wished)
+
+
+def wish(config: Config) -> sizing.Wish:
+    """What the settings ask of a plan."""
+    settings = config.settings
+    return sizing.Wish(
+        n_ctx=settings.ctx,
+        n_slots=settings.slots,
+        kv_type=cast(KvType, settings.kv) if config.sources["kv"] != "default" else "",
+        gpus=settings.gpu,
+        split=cast(Literal["auto", "layer", "tensor"], settings.split),
+        n_gpu_layers=settings.gpu_layers,
+        margin_bytes=settings.margin_mib << 20,
+    )
+
+
+def local_candidate(model: LocalModel) -> Candidate:
+    """A file that is here. Raises ModelFileError when it cannot be used."""
+    return Candidate(model.quant, str(model.path), model.bytes, model.info.shape)
+
+
+def candidates(ref: Reference, config: Config) -> list[Candidate]:
+    """The files that a reference may mean: those that are here, and the catalogue's others.
+
+    Raises ModelNotFoundError for a model that is neither, ModelFileError for a file that cannot be used.
+    """
+    local = list(store.find(ref, config))
+    here = [local_candidate(model) for model in local]
+    listed = _listed(ref)
+    if listed is None:
+        return here or [local_candidate(_resolve(ref, config))]
+    quants = {candidate.quant for candidate in here}
+    return here + [
+        Candidate(row.quant, f"{listed.id}:{row.quant}", row.bytes, listed.shape(row), is_local=False)
+        for row in listed.files
+        if row.quant not in quants
+    ]
+
+
+def _resolve(ref: Reference, config: Config) -> LocalModel:
+    try:
+        return store.resolve(ref, config)
+    except ModelNotFoundError as error:
+        if isinstance(ref, HubRef):
+            hint = f"A plan needs its header: `nemolocal models pull {ref}` fetches it."
+            raise ModelNotFoundError(error.message, hint=hint) from None
+        raise
+
+
+def _listed(ref: Reference) -> catalog.CatalogModel | None:
+    """The catalogue's model that a reference means."""
+    known = catalog.load()
+    if isinstance(ref, NamedRef):
+        return known.get(ref.name)
+    if isinstance(ref, HubRef) and not ref.file:
+        return known.of_repo(ref.repo)
+    return None

@@ -1,0 +1,64 @@
+"""From a reference to a plan."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nemolocal import config
+from nemolocal.errors import ModelFileError, ModelNotFoundError
+from nemolocal.models import planning, reference
+from tests import synthetic
+from tests.profiles import machine
+
+LAPTOP = machine(ram_gib=12)
+DESKTOP = machine(("NVIDIA GeForce RTX 4090", 24))
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return synthetic.write_tiny(tmp_path / "tiny.gguf")
+
+
+def test_model_of_the_catalogue_is_planned_before_it_is_here() -> None:
+    plan = planning.plan("nemotron-3-nano-4b", config.load(), DESKTOP)
+    assert plan.placement.is_whole
+    assert not plan.candidate.is_local
+    assert planning.plan("nemotron-3-nano-4b:q8_0", config.load(), DESKTOP).candidate.quant == "Q8_0"
+
+
+def test_file_by_its_path(tiny: Path) -> None:
+    plan = planning.plan(str(tiny), config.load(), LAPTOP)
+    assert plan.candidate.file == str(tiny)
+    assert not plan.visible_devices
+
+
+def test_file_that_is_here_stands_in_for_the_catalogues_row(tiny: Path) -> None:
+    settings = config.load()
+    folder = settings.models_dir / "HuggingFaceTB" / "SmolLM2-135M-Instruct"
+    folder.mkdir(parents=True)
+    shutil.copy(tiny, folder / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    [found] = planning.candidates(reference.parse("starter"), settings)
+    assert found.is_local
+    assert found.size_bytes == tiny.stat().st_size
+
+
+def test_wishes_come_from_the_settings(tiny: Path) -> None:
+    flags = {"ctx": 512, "slots": 3, "kv": "q8_0", "margin_mib": 2048}
+    wish = planning.wish(config.load(flags))
+    assert (wish.n_ctx, wish.n_slots, wish.kv_type, wish.margin_bytes) == (512, 3, "q8_0", 2 << 30)
+    assert planning.wish(config.load()).kv_type == ""
+    plan = planning.plan(str(tiny), config.load({"ctx": 512, "slots": 3}), LAPTOP)
+    assert (plan.load.n_ctx, plan.load.n_slots) == (512, 3)
+
+
+def test_what_cannot_be_planned(tmp_path: Path) -> None:
+    for ref in ("no-such-model", "hf:nobody/nothing"):
+        with pytest.raises(ModelNotFoundError):
+            planning.plan(ref, config.load(), LAPTOP)
+    (tmp_path / "text.gguf").write_text("hello")
+    for name in ("text.gguf", "missing.gguf"):
+        with pytest.raises(ModelFileError):
+            planning.plan(str(tmp_path / name), config.load(), LAPTOP)
