@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,8 @@ from nemolocal.cli.pull import bar, local_json, pull
 from nemolocal.config import Config
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from nemolocal.models.catalog import CatalogModel
     from nemolocal.models.overview import ListedFile, ListedModel
     from nemolocal.models.reference import HubRef, NamedRef, PathRef
@@ -30,14 +33,21 @@ Ref = Annotated[
 
 
 @app.command("list")
-@options.takes_settings("models_dir", "log_level")
-def list_(config: Config, as_json: options.AsJson = False) -> None:
+@options.takes_settings("models_dir", "hardware", "log_level")
+def list_(
+    config: Config,
+    has_fit: Annotated[
+        bool, typer.Option("--fit", help="Say for each model whether it fits this machine.")
+    ] = False,
+    as_json: options.AsJson = False,
+) -> None:
     """List the models of the catalogue and those on this machine."""
     from nemolocal.models import overview
 
     models = overview.build(config)
+    fits = _fits(models, config) if has_fit else {}
     if as_json:
-        output.print_json([_listed_json(model) for model in models])
+        output.print_json([_listed_json(model, fits.get(model.id)) for model in models])
         return
     console = output.console()
     here = [file for model in models for file in model.files if file.state != "remote"]
@@ -46,10 +56,12 @@ def list_(config: Config, as_json: options.AsJson = False) -> None:
         for file in here:
             rows.add_row(file.ref, file.quant, output.size(file.bytes), _state(file))
         console.print(rows)
-    rows = output.table("Catalogue", "Name", "Parameters", "Files", right=["Parameters"])
+    columns = ["Catalogue", "Name", "Parameters", "Files", *(["Here"] if has_fit else [])]
+    rows = output.table(*columns, right=["Parameters"])
     for model in models:
         if model.listed is not None:
-            rows.add_row(model.id, model.name, _parameters(model.listed), _range(model.files))
+            fit = [_fit_words(fits[model.id])] if has_fit else []
+            rows.add_row(model.id, model.name, _parameters(model.listed), _range(model.files), *fit)
     console.print(rows)
     if not here:
         output.note("No model is on this machine yet: `nemolocal models pull starter` fetches a small one.")
@@ -272,8 +284,41 @@ def _local_row(model: LocalModel) -> Facts:
     }
 
 
-def _listed_json(model: ListedModel) -> Facts:
-    return {"id": model.id, "name": model.name, "files": [_file_json(file) for file in model.files]}
+def _fits(models: Iterable[ListedModel], config: Config) -> dict[str, Facts]:
+    """How each model would run here, by its id: green with every layer on a GPU, amber with the CPU's help
+    or on the CPU alone, red not at all. Models whose files cannot be used are left out."""
+    from nemolocal.errors import DoesNotFitError
+    from nemolocal.hardware import survey
+    from nemolocal.models import planning
+
+    machine = survey(config)
+    fits: dict[str, Facts] = {}
+    for model in models:
+        if not any(file.local is None or file.local.is_usable for file in model.files):
+            continue
+        try:
+            plan = planning.plan(model.id, config, machine)
+        except DoesNotFitError as error:
+            fits[model.id] = {"quant": None, "grade": "red", "why": str(error)}
+        else:
+            grade = "green" if plan.placement.is_whole else "amber"
+            fits[model.id] = {"quant": plan.candidate.quant, "grade": grade, "why": plan.reasons[0]}
+    return fits
+
+
+def _fit_words(fit: Facts) -> Text:
+    from rich.text import Text
+
+    if fit["grade"] == "red":
+        return Text("too large", "red")
+    if fit["grade"] == "green":
+        return Text(f"{fit['quant']} on the GPU", "green")
+    return Text(f"{fit['quant']}, uses the CPU", "yellow")
+
+
+def _listed_json(model: ListedModel, fit: Facts | None) -> Facts:
+    facts = {"id": model.id, "name": model.name, "files": [_file_json(file) for file in model.files]}
+    return {**facts, "fit": fit} if fit else facts
 
 
 def _file_json(file: ListedFile) -> Facts:

@@ -81,9 +81,12 @@ def ensure_local(service: Service, ref: str | None) -> TextModel:
         return service.admit(ref)
     except ModelNotFoundError as error:
         wanted = _to_offer(service.config, ref)
-        if not wanted or not _can_ask() or not _confirm(error, wanted, service.config):
+        if not wanted or not _can_ask():
             raise
-    fetch(fitting(wanted, service.config), service.config)
+        wanted = fitting(wanted, service.config)
+        if not _confirm(error, wanted, service.config):
+            raise
+    fetch(wanted, service.config)
     return service.admit(ref)
 
 

@@ -65,6 +65,31 @@ def test_list_shows_what_is_here_and_what_is_broken(cli: Cli, models_dir: Path, 
     assert data["text"]["problem"]
 
 
+def test_list_with_fit(cli: Cli, models_dir: Path, tiny: Path, tmp_path: Path) -> None:
+    models_dir.mkdir(parents=True)
+    (models_dir / "own.gguf").write_bytes(tiny.read_bytes())
+    (models_dir / "text.gguf").write_text("This is a text file that someone gave the wrong name.")
+    card = f'[[gpu]]\nname = "RTX 4060"\ntotal_bytes = {8 << 30}\n'
+    rest = f"[ram]\ntotal_bytes = {16 << 30}\n[cpu]\nphysical_cores = 8\n"
+    (tmp_path / "desk.toml").write_text(card + rest)
+    flags = ("models", "list", "--fit", "--hardware", tmp_path / "desk.toml")
+    found = {model["id"]: model for model in json.loads(cli(*flags, "--json").out)}
+    fits = {model_id: model.get("fit") for model_id, model in found.items()}
+    assert fits["nemotron-3-nano-4b"]["grade"] == "green"
+    assert fits["nemotron-3-nano-4b"]["quant"] in {f["quant"] for f in found["nemotron-3-nano-4b"]["files"]}
+    assert fits["nemotron-3-super-120b-a12b"]["grade"] == "red"
+    assert fits["nemotron-3-super-120b-a12b"]["quant"] is None
+    assert fits["own"]["grade"] == "green"
+    assert fits["text"] is None
+    assert all(fit["why"] for fit in fits.values() if fit)
+    rows = {line.split()[0]: line for line in cli(*flags).out.splitlines() if line.strip()}
+    assert "on the GPU" in rows["nemotron-3-nano-4b"]
+    assert "too large" in rows["nemotron-3-super-120b-a12b"]
+    (tmp_path / "desk.toml").write_text(rest)
+    found = {model["id"]: model for model in json.loads(cli(*flags, "--json").out)}
+    assert found["nemotron-3-nano-4b"]["fit"]["grade"] == "amber"
+
+
 def test_search(cli: Cli, published: fake_hub.FakeHub) -> None:
     found = json.loads(cli("models", "search", "tiny", "--json").out)
     assert found == [
@@ -226,6 +251,20 @@ def test_a_model_that_can_be_had_is_offered(asked: list[str], published: fake_hu
     assert ref in question
     assert "kB" in question
     assert store.find(reference.parse(ref), service.config)
+
+
+def test_the_offer_names_what_will_be_fetched(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that fits this machine, and no other."""
+    (tmp_path / "desk.toml").write_text(f'[[gpu]]\nname = "RTX 4090"\ntotal_bytes = {24 << 30}\n')
+    monkeypatch.setenv("NEMOLOCAL_HARDWARE", str(tmp_path / "desk.toml"))
+    fetched: list[str] = []
+    monkeypatch.setattr(pull, "fetch", lambda ref, config: fetched.append(ref))
+    with pytest.raises(ModelNotFoundError):  # nothing was really fetched
+        pull.ensure_local(Service(config.load()), "nemotron-3-nano-4b")
+    assert fetched[0] in asked[0]
+    assert fetched != ["nemotron-3-nano-4b:Q4_K_M"]  # what is usual where no plan is made
 
 
 def test_no_is_respected(
