@@ -6,10 +6,11 @@ vendored in llama-cpp-python 0.3.36; file names below are of its `src/`, unless 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from nemolocal.models.shape import LayerShape, ModelShape
+from nemolocal.models.shape import UNGATED, LayerShape, ModelShape
 
 KvType = Literal["f16", "q8_0", "q4_0"]
 
@@ -29,6 +30,7 @@ KV_BLOCK: Final = 32
 
 _BLOCK_BYTES: Final = {"f16": 64, "q8_0": 34, "q4_0": 18}  # of KV_BLOCK elements
 _ACTIVATION_RESERVE: Final = 1.06  # what the allocator loses between tensors of unlike size
+_EXPERTS_RESERVE: Final = 1.4  # on a GPU, where the shared experts are computed beside the chosen ones
 _N_PIPELINE_COPIES: Final = 4  # GGML_SCHED_MAX_COPIES
 
 
@@ -81,21 +83,26 @@ def compute_bytes(shape: ModelShape, load: Load, *, is_gpu: bool) -> int:
     """The buffer for what is computed between the weights, on a device that runs any of the blocks.
 
     An upper estimate (llama-context.cpp, sched_reserve), the largest of: the widest feed-forward block's
-    activations for one batch; a recurrent block's, with a copy of its state for each sequence; the logits of
-    one token for each sequence. To that the attention mask. The factors were fitted to what llama.cpp
-    reserves for seventeen shapes. On a GPU, flash attention over a quantized cache keeps an f16 copy of one
-    block's keys and values (ggml-cuda/fattn.cu).
+    activations for one batch; a recurrent block's, with a copy of its state for each sequence; an attention
+    block's; the logits of one token for each sequence. To that the attention mask. On a GPU, flash attention
+    over a quantized cache keeps an f16 copy of one block's keys and values (ggml-cuda/fattn.cu). The factors
+    were fitted to what llama.cpp reserves for seventeen shapes, on a CPU and on a GPU.
     """
     largest_state = max((layer.state_bytes for layer in shape.layers), default=0)
-    feed_forward = 4 * load.n_tokens * shape.n_activations_max
-    recurrent = 4 * load.n_tokens * shape.n_activations_recurrent + load.n_slots * largest_state
-    logits = 4 * (shape.n_vocab * load.n_slots + shape.n_embd * load.n_tokens)
-    copy = 0
+    n_embd_q = max(shape.n_head_max * shape.head_length, shape.n_embd)
+    n_copied = 0
     if is_gpu and load.kv_type != "f16":
         rows = (_n_cells(x, load) * (x.n_embd_k_gqa + x.n_embd_v_gqa) for x in shape.layers)
-        copy = 2 * max(rows, default=0)
-    activations = round(_ACTIVATION_RESERVE * max(feed_forward, recurrent))
-    return max(activations, logits) + mask_bytes(shape, load) + copy + MIB
+        n_copied = max(rows, default=0)
+    reserve = _EXPERTS_RESERVE if is_gpu and shape.n_expert else _ACTIVATION_RESERVE
+    largest = max(
+        reserve * 4 * load.n_tokens * shape.n_activations_max,
+        _ACTIVATION_RESERVE
+        * (4 * load.n_tokens * shape.n_activations_recurrent + load.n_slots * largest_state),
+        4 * load.n_tokens * 5 * n_embd_q + 2 * n_copied,
+        4 * (shape.n_vocab * load.n_slots + shape.n_embd * load.n_tokens),
+    )
+    return round(largest) + mask_bytes(shape, load) + MIB
 
 
 def mask_bytes(shape: ModelShape, load: Load) -> int:
@@ -111,12 +118,14 @@ def pipeline_bytes(shape: ModelShape, load: Load) -> int:
 
 
 def offload_bytes(shape: ModelShape, n_host_layers: int) -> int:
-    """What a GPU holds more when some blocks lie in RAM: to read a prompt, their matrices are copied to it
-    one at a time. The largest is at most half of its block (ggml-backend.cpp, op_offload)."""
-    return max((layer.weights_bytes // 2 for layer in shape.layers[:n_host_layers]), default=0)
+    """What a GPU holds more when the first `n_host_layers` lie in RAM: to read a prompt, their matrices are
+    copied to it (ggml-backend.cpp, op_offload), one of a block's at a time, but the experts together."""
+    n_parts = 2 if shape.architecture in UNGATED else 3
+    sizes = (x.weights_bytes if x.expert_bytes else x.weights_bytes // n_parts for x in shape.layers)
+    return max(itertools.islice(sizes, n_host_layers), default=0)
 
 
 def host_bytes(shape: ModelShape, load: Load) -> int:
     """What RAM holds for a model that lies on GPUs, besides the token embeddings: the embedded batch, the
     mask, and the logits that are handed out (llama-context.cpp, output_reserve)."""
-    return 4 * shape.n_embd * load.n_tokens + mask_bytes(shape, load) + 4 * shape.n_vocab * load.n_slots
+    return 8 * shape.n_embd * load.n_tokens + mask_bytes(shape, load) + 4 * shape.n_vocab * load.n_slots
