@@ -133,11 +133,11 @@ def _wide(architecture: str, layers: int | str, **rest: object) -> Dimensions:
 
 WIDE = {
     "nemotron 3 nano 30b": _wide(
-        "nemotron_h_moe", "MEM*E", n_embd=2688, n_vocab=131072, n_head=32, n_head_kv=2, n_expert=128,
+        "nemotron_h_moe", "MEM*E", n_embd=2688, n_vocab=131072, n_head=32, n_head_kv=2, n_expert=16,
         n_expert_used=6, n_ff_expert=1856, n_ff_shared=3712, ssm_d_inner=4096, ssm_d_state=128, ssm_n_head=64,
     ),
     "nemotron 3 super": _wide(
-        "nemotron_h_moe", "ME*", n_embd=4096, n_vocab=131072, n_head=32, n_head_kv=2, n_expert=64,
+        "nemotron_h_moe", "ME*", n_embd=4096, n_vocab=131072, n_head=32, n_head_kv=2, n_expert=32,
         n_expert_used=22, n_ff_expert=2688, n_ff_shared=5376, n_latent=1024, ssm_d_inner=8192,
         ssm_d_state=128, ssm_n_head=128, n_extra_layers=1,
     ),
@@ -155,7 +155,7 @@ WIDE = {
         "qwen2", 2, n_embd=1536, n_vocab=151936, n_head=12, n_head_kv=2, n_ff=8960, is_tied=True
     ),
     "qwen3 moe": _wide(
-        "qwen3moe", 2, n_embd=2048, n_vocab=151936, n_head=32, n_head_kv=4, n_ff=6144, n_expert=128,
+        "qwen3moe", 2, n_embd=2048, n_vocab=151936, n_head=32, n_head_kv=4, n_ff=6144, n_expert=16,
         n_expert_used=8, n_ff_expert=768,
     ),
     "gemma3 4b": _wide(
@@ -163,7 +163,7 @@ WIDE = {
         is_tied=True,
     ),
 }  # fmt: skip
-"""The widths of real models with a few of their blocks: buffers depend on widths, not on depth."""
+"""The widths of real models with a few of their blocks and experts: buffers depend on widths alone."""
 
 ON_A_GPU = {
     "nemotron 3 nano 30b": (111.26, 111.26, 167.26, 135.34),
