@@ -232,7 +232,8 @@ def print_figures(figures: list[Figures]) -> None:
             ours, peer = of["nemolocal"], of["llama_cpp"]
             print(
                 f"nemolocal / llama_cpp at {n_streams}: "
-                f"speed per stream {ours.per_stream / peer.per_stream:.2f}, in all {ours.total / peer.total:.2f}; "
+                f"speed per stream {ours.per_stream / peer.per_stream:.2f}, "
+                f"in all {ours.total / peer.total:.2f}; "
                 f"time to the first text {ours.first_s / peer.first_s:.2f}"
             )
 
