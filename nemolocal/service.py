@@ -21,7 +21,7 @@ from nemolocal.chat.template import ChatTemplate
 from nemolocal.config import Config
 from nemolocal.engine.client import EngineClient
 from nemolocal.engine.messages import LoadSpec
-from nemolocal.errors import ModelNotFoundError, NemoLocalError
+from nemolocal.errors import ModelNotFoundError, NemoLocalError, TemplateError
 from nemolocal.hardware import Hardware
 from nemolocal.models import catalog, planning, reference, sizing, store
 from nemolocal.models.reference import PathRef
@@ -270,9 +270,13 @@ class Service:
 
         engine = await self._start_engine(spec, self.config.paths.logs / "engine.log", on_progress)
         info = engine.info
-        template = ChatTemplate(
-            info.chat_template, bos=info.bos, eos=info.eos, control_tokens=info.control_tokens
-        )
+        try:
+            template = ChatTemplate(
+                info.chat_template, bos=info.bos, eos=info.eos, control_tokens=info.control_tokens
+            )
+        except TemplateError:
+            await engine.close()
+            raise
         device = _device(plan)
         self._status = Status(
             "ready",
@@ -336,7 +340,9 @@ class ServedModel:
         Raises TemplateError and ContextLengthError before the first item, EngineError at any time.
         """
         async with self._service.lease(self._candidates) as resident:
-            prompt = resident.template.render(messages)
+            template = resident.template
+            prompt = await asyncio.to_thread(template.render, messages)
+            params = replace(params, stop=(*params.stop, *template.stop))
             async with aclosing(resident.engine.generate(prompt, params)) as stream:
                 async for item in stream:
                     yield item

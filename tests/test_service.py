@@ -13,7 +13,13 @@ import pytest
 from nemolocal import config
 from nemolocal.engine.client import EngineClient
 from nemolocal.engine.messages import LoadSpec
-from nemolocal.errors import DoesNotFitError, EngineError, ModelFileError, ModelNotFoundError
+from nemolocal.errors import (
+    DoesNotFitError,
+    EngineError,
+    ModelFileError,
+    ModelNotFoundError,
+    TemplateError,
+)
 from nemolocal.service import Service
 from nemolocal.types import (
     Delta,
@@ -41,6 +47,7 @@ class FakeEngine:
         self.specs: list[LoadSpec] = []
         self.prompts: list[Prompt] = []
         self.error: EngineError | None = None
+        self.template = synthetic.CHATML
         self.is_alive = True
 
     async def start(
@@ -52,7 +59,7 @@ class FakeEngine:
             raise self.error
         self.is_alive = True
         self.info = SimpleNamespace(
-            chat_template=synthetic.CHATML,
+            chat_template=self.template,
             bos="",
             eos="<|im_end|>",
             control_tokens=("<|im_start|>", "<|im_end|>"),
@@ -172,6 +179,16 @@ async def test_load_that_fails_is_said_and_tried_again(engine: FakeEngine, tiny:
     engine.error = None
     assert await text_of(made, "one") == "yes"
     assert made.status().state == "ready"
+
+
+async def test_broken_template_leaves_no_engine_behind(engine: FakeEngine, tiny: Path) -> None:
+    put(tiny, "one.gguf")
+    made = service(engine)
+    engine.template = "{% for %}"
+    with pytest.raises(TemplateError):
+        await text_of(made, "one")
+    assert not engine.is_alive
+    assert made.status().state == "failed"
 
 
 async def test_dead_engine_is_started_again(engine: FakeEngine, tiny: Path) -> None:

@@ -110,6 +110,11 @@ class ChatTemplate:
         self._reads_thinking = re.search(r"""\.thinking\b|\[["']thinking["']\]""", source) is not None
         self._probed: dict[str, bool] = {}
 
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Texts that end an answer where the format has no token for the end of a turn."""
+        return ("\nUser:",) if self.origin == "plain" else ()
+
     def render(
         self,
         messages: Sequence[Message],
