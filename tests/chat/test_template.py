@@ -398,6 +398,7 @@ def test_a_vocabulary_with_llama_3_headers_gets_them() -> None:
 def test_any_other_vocabulary_gets_plain_text_with_names() -> None:
     chat = ChatTemplate("", bos="<s>", control_tokens=("<s>", "</s>"))
     assert chat.origin == "plain"
+    assert chat.stop == ("\nUser:",)
     assert text(chat.render(CONVERSATION)) == (
         "<s>Be brief.\n\nUser: Hi\n\nAssistant: Ho\n\nUser: Hm\n\nAssistant:"
     )
