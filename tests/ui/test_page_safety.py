@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import BrowserContext, Route, expect
 
+from nemolocal.api.security import PAGE_POLICY
 from nemolocal.errors import EngineError
 from tests.fakes import FakeTextModel
 from tests.ui.conftest import Site, Tab
@@ -167,3 +169,26 @@ def test_ordinary_markdown_looks_right_while_it_comes_and_after(site: Site, tab:
     assert answer.locator(".katex").count() == 3
     assert answer.locator(".katex-error").count() == 0
     assert answer.locator("a").get_attribute("href") == "https://example.com"
+
+
+def test_the_page_works_under_the_ports_policy(site: Site, context: BrowserContext) -> None:
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+
+    def with_policy(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, headers={**answer.headers, "content-security-policy": PAGE_POLICY})
+
+    page.route(lambda url: url.startswith(site.address) and "gradio_api" not in url, with_policy)
+    tab = Tab(page, site.address)
+    tab.open()
+    tab.ask("Hello?")
+    assert tab.answers == ["Hello there."]
+    assert complaints == []
+    assert tab.faults == []
+
+
+def test_the_page_takes_no_files(site: Site) -> None:
+    answer = httpx.post(f"{site.address}gradio_api/upload", files={"files": ("x.txt", b"some text")})
+    assert answer.status_code == 413
