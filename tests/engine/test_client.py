@@ -138,6 +138,18 @@ async def test_seeds(engine: EngineClient) -> None:
     assert len({await word(None, top_p=0.0) for _ in range(3)}) == 1
 
 
+async def test_seed_gives_the_same_text_after_a_restart(
+    engine: EngineClient, starter_path: Path, tmp_path: Path
+) -> None:
+    seeded = GenerationParams(SamplingParams(temperature=1.0, seed=1), max_tokens=12)
+    question = chat("Tell me a random word")
+    once, _ = await run(engine, question, seeded)
+    other = await EngineClient.start(LoadSpec(str(starter_path), 8192, 4, n_threads=2), tmp_path / "log")
+    again, _ = await run(other, question, seeded)
+    await other.close()
+    assert again == once
+
+
 async def test_sampling_parameters_reach_the_chain(engine: EngineClient) -> None:
     question = (Segment("yes, yes, yes, yes, yes, yes,", is_control=True),)
     plain, _ = await run(engine, question, GenerationParams(GREEDY, max_tokens=40))
