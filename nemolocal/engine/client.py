@@ -13,6 +13,7 @@ import multiprocessing
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -46,7 +47,7 @@ from nemolocal.types import Delta, Finish, GenerationParams, Prompt, Started, St
 
 log = logging.getLogger(__name__)
 
-CLOSE_S = 5.0  # a child that has not gone by then is ended
+CLOSE_S = 5.0  # a child that was told to go, or closed its pipe, and is still there by then is ended
 RETRY_AFTER_S = 5
 FATAL_WORDS = ("GGML_ASSERT", "CUDA error", "out of memory", "error:", "abort")
 
@@ -65,6 +66,7 @@ class EngineClient:
         self._ready: asyncio.Future[ModelInfo] = self._loop.create_future()
         self._on_progress: Callable[[float], None] = lambda fraction: None
         self._gone = asyncio.Event()
+        self._is_loaded = False
         self.is_alive = True
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
@@ -84,7 +86,8 @@ class EngineClient:
 
         `on_progress` gets the loaded share, 0 to 1. Raises EngineError when it cannot be loaded.
         """
-        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # the child then writes to our stderr
+            log_path.parent.mkdir(parents=True, exist_ok=True)
         client = cls(spec, log_path)
         if on_progress:
             client._on_progress = on_progress
@@ -131,10 +134,11 @@ class EngineClient:
         """End the child and free its memory. Streams that still run end with EngineDiedError."""
         self._outbox.put(Shutdown())
         try:
-            await asyncio.wait_for(self._gone.wait(), CLOSE_S)
+            # A child that is still loading takes no commands.
+            await asyncio.wait_for(self._gone.wait(), CLOSE_S if self._is_loaded else 0.0)
         except TimeoutError:
             self._process.kill()
-        await asyncio.to_thread(self._process.join)
+            await self._gone.wait()
         self._outbox.put(None)
         self._connection.close()
 
@@ -150,6 +154,8 @@ class EngineClient:
         except RuntimeError:
             return  # the loop is closed: nobody waits any more
         self._process.join(CLOSE_S)
+        self._process.kill()  # for one that closed its pipe and hangs; it may hold a GPU
+        self._process.join()
         try:
             self._loop.call_soon_threadsafe(self._bury)
         except RuntimeError:
@@ -168,7 +174,9 @@ class EngineClient:
             if isinstance(event, LoadProgress):
                 self._on_progress(event.fraction)
             elif isinstance(event, Ready):
-                self._ready.set_result(event.info)
+                self._is_loaded = True
+                if not self._ready.done():  # else whoever asked for it has left
+                    self._ready.set_result(event.info)
             elif isinstance(event, LoadFailed):
                 if not self._ready.done():
                     self._ready.set_exception(EngineError(event.message, hint=event.hint))

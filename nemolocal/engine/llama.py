@@ -152,6 +152,7 @@ class LlamaBackend:
         self._pool.shutdown()
         self._library.llama_free(self._context)
         self._library.llama_model_free(self._model)
+        self._log.close()
 
     # What the parent is told ---------------------------------------------------------------------
 
@@ -314,6 +315,7 @@ class _Log:
     """Listens to llama.cpp: the last line of trouble, and the sizes of the buffers as allocated."""
 
     def __init__(self, library: Any) -> None:
+        self._library = library
         self._trouble: deque[str] = deque(maxlen=1)
         self.buffers: list[tuple[str, str, int]] = []
 
@@ -328,6 +330,10 @@ class _Log:
 
         self._callback = library.llama_log_callback(listen)
         library.llama_log_set(self._callback, None)
+
+    def close(self) -> None:
+        """Stop listening; llama.cpp must not call what is gone."""
+        self._library.llama_log_set(self._library.llama_log_callback(0), None)
 
     @property
     def last(self) -> str:

@@ -17,7 +17,7 @@ class LoadSpec:
 
     `n_ctx` tokens are shared by `n_slots` sequences. `visible_devices` are GPU UUIDs in the order of
     `tensor_split` (layers for each, the output layer counts as one); empty with `n_gpu_layers` 0.
-    `tensor_split` empty leaves the split to llama.cpp. `n_threads` 0 means the physical cores.
+    `tensor_split` empty leaves the split to llama.cpp. `n_threads` 0 leaves the number to llama.cpp.
     """
 
     path: str

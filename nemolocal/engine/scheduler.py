@@ -105,6 +105,8 @@ class Scheduler:
         self._events, self.admitted = [], []
         self._admit()
         chosen, batch = self._plan(n_prefill)
+        while not batch.rows and self._give_way():  # each waits for cells that the others hold
+            chosen, batch = self._plan(n_prefill)
         while batch.rows:
             try:
                 sampled = iter(self._backend.decode(batch))

@@ -10,7 +10,7 @@ import queue
 import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -98,14 +98,21 @@ class Worker:
         self._pace = Pace(backend.n_batch)
         self._clocks: dict[int, _Clock] = {}
         self._tokenizing: set[int] = set()
-        self._tokenized: queue.SimpleQueue[tuple[Submit, list[int] | str]] = queue.SimpleQueue()
+        self._tokenized: queue.SimpleQueue[tuple[Submit, Future[list[int] | str]]] = queue.SimpleQueue()
         self._tokenizer = ThreadPoolExecutor(1)
 
     def run(self) -> None:
         """Until Shutdown, or until the model fails: a context that failed cannot be trusted again.
 
-        Raises EOFError, BrokenPipeError or ConnectionResetError when the parent is gone.
+        Raises EOFError, BrokenPipeError or ConnectionResetError when the parent is gone. After it nothing
+        uses the backend any more.
         """
+        try:
+            self._loop()
+        finally:
+            self._tokenizer.shutdown(cancel_futures=True)
+
+    def _loop(self) -> None:
         while True:
             if self._connection.poll(self._patience_s()):
                 command: Command = self._connection.recv()
@@ -142,7 +149,8 @@ class Worker:
             self._add(command, self._tokenize(command))
             return
         self._tokenizing.add(command.id)
-        self._tokenizer.submit(lambda: self._tokenized.put((command, self._tokenize(command))))
+        future = self._tokenizer.submit(self._tokenize, command)
+        future.add_done_callback(lambda done: self._tokenized.put((command, done)))
 
     def _tokenize(self, command: Submit) -> list[int] | str:
         """The prompt's tokens, or why it has none."""
@@ -153,10 +161,10 @@ class Worker:
 
     def _take_tokenized(self) -> None:
         while not self._tokenized.empty():
-            command, tokens = self._tokenized.get()
+            command, done = self._tokenized.get()
             if command.id in self._tokenizing:  # else it was cancelled meanwhile
                 self._tokenizing.discard(command.id)
-                self._add(command, tokens)
+                self._add(command, done.result())
 
     def _add(self, command: Submit, tokens: list[int] | str) -> None:
         if isinstance(tokens, str):
@@ -219,7 +227,11 @@ def _report_progress(connection: Connection) -> Callable[[float], None]:
 
 
 def _redirect_stderr(path: str) -> None:
-    """Native code that aborts writes its last words to stderr; keep them where the parent can quote them."""
-    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    """Native code that aborts writes its last words to stderr; keep them where the parent can quote them.
+    Where that cannot be written, they go to the parent's stderr."""
+    try:
+        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    except OSError:
+        return
     os.dup2(target, 2)
     os.close(target)
