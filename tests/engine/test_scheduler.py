@@ -245,6 +245,27 @@ def test_cache_that_refuses_a_batch_is_answered() -> None:
     assert [event.id for event in run(scheduler) if isinstance(event, Failed)] == [3]
 
 
+def test_prompts_that_wait_for_each_others_cells_do_not_wait_for_ever() -> None:
+    """A document lies in the cache twice, since one request had to read it whole; a third goes on from the
+    idle copy, whose cells nobody had counted as taken."""
+    document = [n % 89 + 1 for n in range(60)]
+    scheduler = Scheduler(FakeBackend(n_ctx=150, n_slots=3, n_batch=64))
+    scheduler.add(0, document, params(1))
+    events = run(scheduler)
+    other = next([n] for n in range(200, 999) if len(answer([n], 5)) == 5)
+    scheduler.add(1, other, params(3))
+    events += scheduler.step(PLENTY)
+    whole, third = [*document, *range(500, 550)], [*document, *range(600, 620)]
+    scheduler.add(2, whole, params(1, reuse_cache=False))
+    events += scheduler.step(60)
+    while scheduler.n_running > 1:
+        events += scheduler.step(0)
+    scheduler.add(3, third, params(1))
+    events += run(scheduler, most=100)
+    assert text_of(events, 2) == expected(whole, 1)
+    assert text_of(events, 3) == expected(third, 1)
+
+
 def test_failed_model_ends_every_request() -> None:
     backend = FakeBackend(n_slots=2)
     scheduler = Scheduler(backend)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
@@ -21,7 +22,7 @@ from nemolocal.engine.messages import (
     Submit,
 )
 from nemolocal.engine.worker import N_CHARS_INLINE, Worker
-from nemolocal.types import GenerationParams, Segment
+from nemolocal.types import GenerationParams, Prompt, Segment
 from tests.engine.fake_backend import FakeBackend, answer
 
 LONG = next(n for n in range(1, 999) if len(answer([n], 200)) == 200)
@@ -140,5 +141,37 @@ def test_broken_model_answers_everyone_and_ends(running: Running) -> None:
 
 def test_shutdown(running: Running) -> None:
     running.pipe.send(Shutdown())
+    running.thread.join(5)
+    assert not running.thread.is_alive()
+
+
+def test_nothing_tokenizes_after_the_end(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend is closed then, and its memory gone."""
+    began, ended = threading.Event(), threading.Event()
+
+    def tokenize(prompt: Prompt) -> list[int]:
+        began.set()
+        time.sleep(0.3)
+        ended.set()
+        return [1]
+
+    monkeypatch.setattr(running.backend, "tokenize", tokenize)
+    for id in (1, 2):
+        running.pipe.send(Submit(id, (Segment("x" * (N_CHARS_INLINE + 1)),), GenerationParams()))
+    assert began.wait(5)
+    running.pipe.send(Shutdown())
+    running.thread.join(5)
+    assert ended.is_set()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_fault_while_tokenizing_ends_the_worker(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the parent tells everyone; a request must not wait for ever."""
+
+    def tokenize(prompt: Prompt) -> list[int]:
+        raise MemoryError
+
+    monkeypatch.setattr(running.backend, "tokenize", tokenize)
+    running.pipe.send(Submit(1, (Segment("x" * (N_CHARS_INLINE + 1)),), GenerationParams()))
     running.thread.join(5)
     assert not running.thread.is_alive()
