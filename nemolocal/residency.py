@@ -42,15 +42,15 @@ class Residency:
 
     def __init__(self, load: Callable[[Candidates], Awaitable[Resident]]) -> None:
         self._load = load
-        self._loads: dict[Path, _Load] = {}
+        self._loads: dict[tuple[Path, ...], _Load] = {}
         self._turn = asyncio.Lock()
-        self._released = asyncio.Condition()
+        self._released = asyncio.Event()
         self.resident: Resident | None = None
 
     def serving(self, candidates: Candidates) -> Resident | None:
         """The resident when it is one of these files and its process lives."""
         resident = self.resident
-        if resident and resident.engine.is_alive and resident.model.path in {c.path for c in candidates}:
+        if resident and resident.engine.is_alive and resident.model.path in _paths(candidates):
             return resident
         return None
 
@@ -65,7 +65,7 @@ class Residency:
         try:
             yield resident
         finally:
-            await self._release(resident)
+            self._release(resident)
 
     async def close(self) -> None:
         """Unload; streams that still run end with an error."""
@@ -77,7 +77,7 @@ class Residency:
 
     async def _wait_for(self, candidates: Candidates) -> Resident:
         """Join the load of these files, or begin it. The lease is taken before the next swap can begin."""
-        key = candidates[0].path
+        key = _paths(candidates)
         if key not in self._loads:
             self._loads[key] = _Load(asyncio.create_task(self._swap_in(candidates)))
         load = self._loads[key]
@@ -88,17 +88,18 @@ class Residency:
         except asyncio.CancelledError:
             load.n_waiting -= 1
             if load.task.done() and not load.task.cancelled() and load.task.exception() is None:
-                await self._release(load.task.result())
+                self._release(load.task.result())
             raise
 
     async def _swap_in(self, candidates: Candidates) -> Resident:
-        key = candidates[0].path
+        key = _paths(candidates)
         try:
             async with self._turn:
                 resident = self.serving(candidates)
                 if resident is None:
-                    async with self._released:
-                        await self._released.wait_for(self._is_free)
+                    while self.resident and self.resident.n_leases:
+                        self._released.clear()
+                        await self._released.wait()
                     await self._unload()
                     resident = self.resident = await self._load(candidates)
                 resident.n_leases += self._loads[key].n_waiting
@@ -106,15 +107,15 @@ class Residency:
         finally:
             del self._loads[key]
 
-    def _is_free(self) -> bool:
-        return self.resident is None or self.resident.n_leases == 0
-
-    async def _release(self, resident: Resident) -> None:
+    def _release(self, resident: Resident) -> None:
         resident.n_leases -= 1
-        async with self._released:
-            self._released.notify_all()
+        self._released.set()
 
     async def _unload(self) -> None:
-        resident, self.resident = self.resident, None
-        if resident:
-            await resident.engine.close()
+        if self.resident:
+            await self.resident.engine.close()
+            self.resident = None
+
+
+def _paths(candidates: Candidates) -> tuple[Path, ...]:
+    return tuple(model.path for model in candidates)

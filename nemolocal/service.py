@@ -91,7 +91,7 @@ class Service:
         self._residency = Residency(self._load)
         self._status = Status("idle")
         self._start_up: asyncio.Task[None] | None = None
-        self._admitted: dict[Path, LocalModel] = {}
+        self._admitted: dict[str, LocalModel] = {}  # by the reference as it was written
         self._listing: tuple[float, list[LocalModel]] | None = None
 
     # Life ----------------------------------------------------------------------------------------
@@ -151,9 +151,8 @@ class Service:
         parsed = reference.parse(ref)
         if isinstance(parsed, PathRef):
             model = store.resolve(parsed, self.config)
-            self._admitted[model.path] = model
+            self._admitted[ref] = model
             self._listing = None
-            ref = str(model.path)
         return self.find_model(ref)
 
     async def load(self, ref: str) -> None:
@@ -184,8 +183,8 @@ class Service:
         if self._listing is None or now - self._listing[0] > LISTING_S:
             listed = [model for model in store.list_models(self.config) if model.is_usable]
             known = {model.path for model in listed}
-            others = [model for path, model in self._admitted.items() if path not in known]
-            self._listing = now, [*listed, *others]
+            others = {model.path: model for model in self._admitted.values() if model.path not in known}
+            self._listing = now, [*listed, *others.values()]
         return self._listing[1]
 
     def _default_ref(self) -> str:
@@ -204,6 +203,8 @@ class Service:
 
     def _candidates(self, ref: str) -> Candidates:
         """The files that a reference may mean; a plan chooses among several quants."""
+        if ref in self._admitted:
+            return (self._admitted[ref],)
         usable = self._usable()
         names = _names(usable)
         for model in usable:
@@ -252,9 +253,10 @@ class Service:
         self._status = Status("loading", model=candidates[0].id)
         try:
             return await self._start(candidates)
-        except NemoLocalError as error:
-            self._status = Status("failed", model=candidates[0].id, problem=str(error))
-            log.error("loading %s failed: %s", candidates[0].id, error)
+        except BaseException as error:  # whatever ended it, it is no longer loading
+            problem = str(error) or type(error).__name__
+            self._status = Status("failed", model=candidates[0].id, problem=problem)
+            log.error("loading %s failed: %s", candidates[0].id, problem)
             raise
 
     async def _start(self, candidates: Candidates) -> Resident:

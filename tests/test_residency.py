@@ -21,8 +21,13 @@ pytestmark = pytest.mark.anyio
 class FakeEngine:
     is_alive: bool = True
     n_closed: int = 0
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
 
     async def close(self) -> None:
+        await self.gate.wait()
         self.n_closed += 1
         self.is_alive = False
 
@@ -33,6 +38,7 @@ class Loader:
 
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     error: Exception | None = None
+    picks: int = 0  # which of the candidates
     loaded: list[str] = field(default_factory=list)
     engines: list[FakeEngine] = field(default_factory=list)
 
@@ -41,10 +47,11 @@ class Loader:
         await self.gate.wait()
         if self.error:
             raise self.error
-        self.loaded.append(candidates[0].id)
+        chosen = candidates[self.picks if len(candidates) > 1 else 0]
+        self.loaded.append(chosen.id)
         self.engines.append(FakeEngine())
         engine = cast(EngineClient, self.engines[-1])
-        return Resident(candidates[0], engine, template=None, device="CPU")  # type: ignore[arg-type]
+        return Resident(chosen, engine, template=None, device="CPU")  # type: ignore[arg-type]
 
 
 def model(name: str) -> Candidates:
@@ -66,6 +73,11 @@ async def use(residency: Residency, name: str, done: asyncio.Event | None = None
         if done:
             await done.wait()
             assert resident.engine.is_alive
+
+
+async def use_any(residency: Residency, candidates: Candidates) -> str:
+    async with residency.lease(candidates) as resident:
+        return resident.model.id
 
 
 async def test_requests_for_one_model_share_a_load(loader: Loader) -> None:
@@ -158,3 +170,32 @@ async def test_close(loader: Loader) -> None:
     await residency.close()
     assert residency.resident is None
     assert loader.engines[0].n_closed == 1
+
+
+async def test_load_of_other_files_is_not_joined(loader: Loader) -> None:
+    """A request for one quant is not served by what a plan chose for a request that left it open."""
+    residency = Residency(loader)
+    loader.gate.clear()
+    both = asyncio.create_task(use_any(residency, (*model("a"), *model("b"))))
+    await asyncio.sleep(0.01)
+    one = asyncio.create_task(use_any(residency, model("a")))
+    await asyncio.sleep(0.01)
+    loader.picks = -1
+    loader.gate.set()
+    assert await both == "b"
+    assert await one == "a"
+
+
+async def test_swap_that_is_cancelled_leaves_no_engine_behind(loader: Loader) -> None:
+    residency = Residency(loader)
+    await use(residency, "a")
+    engine = loader.engines[0]
+    engine.gate.clear()
+    swapping = asyncio.create_task(use(residency, "b"))
+    await asyncio.sleep(0.01)
+    closing = asyncio.create_task(residency.close())
+    await asyncio.sleep(0.01)
+    engine.gate.set()
+    await asyncio.gather(closing, swapping, return_exceptions=True)
+    assert engine.n_closed == 1
+    assert not engine.is_alive

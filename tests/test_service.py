@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -46,7 +47,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.specs: list[LoadSpec] = []
         self.prompts: list[Prompt] = []
-        self.error: EngineError | None = None
+        self.error: Exception | None = None
         self.template = synthetic.CHATML
         self.is_alive = True
 
@@ -218,3 +219,30 @@ async def test_sampling_defaults(engine: FakeEngine, tiny: Path) -> None:
     assert (advised.temperature, advised.top_p) == (1.0, 1.0)
     chosen = service(engine, temperature=0.3).sampling_defaults("nemotron-3-nano-30b-a3b")
     assert (chosen.temperature, chosen.top_p) == (0.3, 1.0)
+
+
+async def test_relative_path_at_start_and_in_the_settings(
+    engine: FakeEngine, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny.parent)
+    made = service(engine)
+    await made.start(["./tiny.gguf"])
+    for _ in range(200):
+        if made.status().state != "loading":
+            break
+        await asyncio.sleep(0.02)
+    assert made.status().state == "ready"
+    await made.close()
+    made = service(engine, model="./tiny.gguf")
+    await made.start()
+    assert await text_of(made, None) == "yes"
+    await made.close()
+
+
+async def test_load_that_ends_unforeseen_is_no_longer_loading(engine: FakeEngine, tiny: Path) -> None:
+    put(tiny, "one.gguf")
+    made = service(engine)
+    engine.error = OSError("no more files")
+    with pytest.raises(OSError, match="no more files"):
+        await text_of(made, "one")
+    assert (made.status().state, made.status().problem) == ("failed", "no more files")
