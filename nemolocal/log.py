@@ -22,7 +22,7 @@ def start(folder: Path, level: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handler = logging.handlers.RotatingFileHandler(
-            path, maxBytes=2 << 20, backupCount=2, encoding="utf-8", delay=True
+            path, maxBytes=2 << 20, backupCount=2, encoding="utf-8"
         )
     except OSError:
         handler = logging.StreamHandler()
