@@ -221,6 +221,8 @@ def _translate(event: Event) -> StreamItem:
             error = BusyError(event.message, retry_after_s=RETRY_AFTER_S, hint="Try again in a few seconds.")
         case Rejected():
             error = InvalidRequestError(event.message, param=event.param)
+        case Failed(_, message, is_dead=False):
+            error = EngineError(message, hint="Send it again when fewer requests run.")
         case Failed(_, message):
             error = EngineDiedError(message, hint="Send the request again; the engine is started anew.")
         case _:

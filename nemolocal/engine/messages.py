@@ -151,10 +151,12 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The last event of a request that the engine could not finish."""
+    """The last event of a request that the engine could not finish. `is_dead` says whether the engine ends
+    with it."""
 
     id: int
     message: str
+    is_dead: bool = True
 
 
 Event = LoadProgress | Ready | LoadFailed | Accepted | Rejected | Chunk | Finished | Failed

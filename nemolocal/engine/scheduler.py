@@ -233,7 +233,7 @@ class Scheduler:
         sequence.sampler.close()
 
     def _fail(self, sequence: Sequence, message: str) -> None:
-        self._events.append(Failed(sequence.id, message))
+        self._events.append(Failed(sequence.id, message, is_dead=False))
         self._drop(sequence)
 
     def _give_way(self) -> bool:

@@ -7,9 +7,10 @@ from collections import Counter
 
 import pytest
 
+from nemolocal.engine.client import _translate
 from nemolocal.engine.messages import Chunk, Failed
 from nemolocal.engine.scheduler import Ended, Scheduler, StepEvent
-from nemolocal.errors import ContextLengthError, EngineError
+from nemolocal.errors import ContextLengthError, EngineDiedError, EngineError
 from nemolocal.types import GenerationParams, SamplingParams
 from tests.engine.fake_backend import FakeBackend, answer
 
@@ -242,7 +243,11 @@ def test_cache_that_refuses_a_batch_is_answered() -> None:
     assert text_of(events, 2) == expected([7, 8], 4)
     scheduler.add(3, [9], params(4))
     backend.n_refusals = 10
-    assert [event.id for event in run(scheduler) if isinstance(event, Failed)] == [3]
+    [failed] = [event for event in run(scheduler) if isinstance(event, Failed)]
+    assert (failed.id, failed.is_dead) == (3, False)
+    with pytest.raises(EngineError) as caught:
+        _translate(failed)
+    assert not isinstance(caught.value, EngineDiedError)
 
 
 def test_prompts_that_wait_for_each_others_cells_do_not_wait_for_ever() -> None:
