@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests import starter
+
+# A shell that runs this in the background makes all its children deaf to Ctrl-C, those of the tests too.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 USER_MODELS_DIR = starter.user_models_dir()  # asked now: later on each test has a home of its own
 
