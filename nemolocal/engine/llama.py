@@ -63,7 +63,8 @@ class LlamaBackend:
         self._memory = library.llama_get_memory(self._context)
         self.n_ctx = int(library.llama_n_ctx(self._context))
         self.n_slots = spec.n_slots
-        self.n_batch = spec.n_batch
+        # Not the one asked for: llama.cpp cuts it down to the context, and aborts on a larger batch.
+        self.n_batch = int(library.llama_n_batch(self._context))
         self.can_rollback = not (
             library.llama_model_is_recurrent(self._model)
             or library.llama_model_is_hybrid(self._model)
@@ -71,7 +72,7 @@ class LlamaBackend:
         )
         self._n_vocab = int(library.llama_vocab_n_tokens(self._vocab))
         self._pieces: dict[int, bytes] = {}
-        self._rows = _BatchArrays(library, spec.n_batch)
+        self._rows = _BatchArrays(library, self.n_batch)
         self._pool = ThreadPoolExecutor(min(N_SAMPLING_THREADS, spec.n_slots, os.cpu_count() or 1))
         self._warm_up()
 

@@ -45,6 +45,8 @@ def main(connection: Connection, spec: LoadSpec, log_path: str) -> None:
     """Entry of the child process; returns when the parent asks for it, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which tells us
     _redirect_stderr(log_path)
+    # On an abort llama.cpp would run a debugger, which writes on the user's stdout and takes seconds.
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     from nemolocal.engine.llama import LlamaBackend
 
     try:

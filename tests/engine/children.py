@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import time
 from multiprocessing.connection import Connection
+from typing import Any
 
+from nemolocal.engine import llama, worker
 from nemolocal.engine.messages import LoadProgress, LoadSpec, ModelInfo, Ready
 
 INFO = ModelInfo("fake", "llama", 64, 64, 1, 1, 10, "", "", False, (), "", "", "")
@@ -34,3 +36,15 @@ def hangs_after_its_pipe(connection: Connection, spec: LoadSpec, log_path: str) 
     connection.recv()
     connection.close()
     time.sleep(FOREVER_S)
+
+
+def aborts_in_native_code(connection: Connection, spec: LoadSpec, log_path: str) -> None:
+    """As when llama.cpp finds its own state impossible."""
+    vars(llama)["LlamaBackend"] = _abort
+    worker.main(connection, spec, log_path)
+
+
+def _abort(*_: Any) -> None:
+    import llama_cpp
+
+    llama_cpp.llama_cpp._lib.ggml_abort(b"file.cpp", 1, b"GGML_ASSERT(%s) failed", b"sense")

@@ -215,6 +215,17 @@ async def test_killed_child_answers_and_is_replaced(starter_path: Path, tmp_path
     await engine.close()
 
 
+async def test_prompt_longer_than_the_batch_of_a_small_context(starter_path: Path, tmp_path: Path) -> None:
+    """llama.cpp rounds the context up, but not the batch."""
+    engine = await EngineClient.start(LoadSpec(str(starter_path), 40, 2, n_threads=2), tmp_path / "log")
+    try:
+        prompt = chat("word " * 100)
+        _, finish = await run(engine, prompt, GenerationParams(GREEDY, max_tokens=4))
+        assert finish.usage.prompt_tokens > 100
+    finally:
+        await engine.close()
+
+
 async def test_file_that_llama_cpp_cannot_load(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(100))

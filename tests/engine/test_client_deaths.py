@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from pathlib import Path
 
@@ -58,6 +59,17 @@ async def test_death_in_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setattr(worker, "main", children.dies_in_load)
     with pytest.raises(EngineDiedError, match="exit code 3"):
         await asyncio.wait_for(EngineClient.start(SPEC, tmp_path / "log"), 30)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the name of the function is found another way there")
+async def test_abort_in_native_code_leaves_its_reason_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(worker, "main", children.aborts_in_native_code)
+    with pytest.raises(EngineDiedError, match=r"signal 6.*GGML_ASSERT\(sense\) failed"):
+        await asyncio.wait_for(EngineClient.start(SPEC, tmp_path / "log"), 30)
+    assert capfd.readouterr().out == ""
+    assert (tmp_path / "log").read_text().splitlines() == ["file.cpp:1: GGML_ASSERT(sense) failed"]
 
 
 async def test_death_answers_every_stream_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
