@@ -119,7 +119,9 @@ def _bind_all(addresses: Iterable[_Address], host: str, port: int) -> tuple[sock
 
 
 def _bind(address: _Address, port: int) -> socket.socket:
-    sock = socket.socket(address.family, socket.SOCK_STREAM)
+    # The protocol is named since asyncio sends small pieces without delay on such sockets only: else each
+    # answer on a kept connection waits 40 ms for the client to acknowledge its head.
+    sock = socket.socket(address.family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if sys.platform == "win32":
             # Without it another process could take the same port from us.

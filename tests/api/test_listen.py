@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -47,6 +48,25 @@ def test_loopback_is_both_loopbacks_on_one_port(host: str) -> None:
         assert listener.warning == ""
         for address in hosts(listener):
             socket.create_connection((address, listener.port), 1).close()
+
+
+@pytest.mark.anyio
+async def test_small_pieces_are_sent_without_delay() -> None:
+    """Else each answer on a kept connection waits for the client to acknowledge its head."""
+    has_no_delay: list[int] = []
+
+    async def on_client(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ours = writer.get_extra_info("socket")
+        has_no_delay.append(ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    with open_at("127.0.0.1") as listener:
+        async with await asyncio.start_server(on_client, sock=listener.sockets[0]):
+            reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+            assert await reader.read() == b""
+            writer.close()
+            await writer.wait_closed()
+    assert [bool(value) for value in has_no_delay] == [True]
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this system has no IPv6")
