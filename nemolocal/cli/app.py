@@ -31,7 +31,8 @@ def run(arguments: list[str]) -> int:
         code = app(args=arguments, prog_name="nemolocal", standalone_mode=False)
         sys.stdout.flush()
     except TyperException as error:
-        output.error(output.describe_usage(error))
+        if error.format_message():  # empty where a group without a command has just printed its help
+            output.error(output.describe_usage(error))
         return error.exit_code
     except NemoLocalError as error:
         output.error(str(error))

@@ -29,7 +29,10 @@ def _print_version(is_wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", metavar="", callback=_print_version, is_eager=True
+        ),
     ] = False,
 ) -> None: ...
 

@@ -20,7 +20,7 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 LISTENING = ("host", "port", "api_key", "allow_origin", "queue")
 ALL = tuple(field.name for field in fields(Settings))
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.", metavar="")]
 
 _METAVARS = {
     "host": "HOST",

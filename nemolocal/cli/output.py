@@ -100,7 +100,9 @@ def describe_usage(problem: Any) -> str:
     """A parser's complaint, with where to look."""
     context = getattr(problem, "ctx", None)
     path = context.command_path if context else "nemolocal"
-    return f"{problem.format_message().rstrip('.')}. See `{path} --help`."
+    words = problem.format_message().rstrip(".")
+    end = "" if words.endswith("?") else "."
+    return f"{words}{end} See `{path} --help`."
 
 
 def describe_os_error(problem: OSError) -> str:

@@ -32,7 +32,7 @@ _TEXT_BROWSERS = {"www-browser", "links", "elinks", "lynx", "w3m"}  # they would
 def ui(
     config: Config,
     no_browser: Annotated[
-        bool, typer.Option("--no-browser", help="Open no browser; print the address only.")
+        bool, typer.Option("--no-browser", help="Open no browser; print the address only.", metavar="")
     ] = False,
 ) -> None:
     """Open the app in the browser. The port for other programs is at the same address."""

@@ -133,7 +133,8 @@ class Catalog:
         close = difflib.get_close_matches(name.casefold(), known, n=3, cutoff=0.6)
         close += [i for i in known if name.casefold() in i and i not in close][: 3 - len(close)]
         if close:
-            return f"Did you mean {' or '.join(known[i] for i in close)}?"
+            *first, last = (known[i] for i in close)
+            return f"Did you mean {', '.join(first)}{' or ' if first else ''}{last}?"
         return "`nemolocal models list` shows the names; hf:OWNER/REPO takes any other repository."
 
 

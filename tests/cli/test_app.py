@@ -35,6 +35,7 @@ def test_every_command_has_help(cli: Cli, command: str) -> None:
     ("arguments", "words"),
     [
         (["nonsense"], "No such command 'nonsense'"),
+        (["chatt"], "Did you mean 'chat'? See `nemolocal --help`."),
         (["models", "lst"], "No such command 'lst'"),
         (["hardware", "--jason"], "No such option: --jason"),
         (["hardware", "extra"], "unexpected extra argument"),
@@ -51,6 +52,12 @@ def test_wrong_usage_is_one_line_and_2(cli: Cli, arguments: list[str], words: st
     result = cli(*arguments)
     assert is_one_error(result, 2), result
     assert words in result.err
+
+
+def test_models_alone_prints_its_help(cli: Cli) -> None:
+    result = cli("models")
+    assert (result.code, result.err) == (2, "")
+    assert "pull" in result.out
 
 
 def test_wrong_flag_in_a_real_process(shell: Cli) -> None:
