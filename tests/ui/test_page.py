@@ -317,12 +317,13 @@ def test_every_control_has_a_name(tab: Tab) -> None:
     assert nameless == []
 
 
-def test_a_narrow_window_needs_no_sideways_scrolling(site: Site, tab: Tab) -> None:
+@pytest.mark.parametrize("width", [800, 390])
+def test_a_narrow_window_needs_no_sideways_scrolling(site: Site, tab: Tab, width: int) -> None:
     site.service.model = FakeTextModel(["| a | b |\n|---|---|\n| 1 | 2 |\n\n```\n" + "x" * 300 + "\n```\n"])
-    tab.page.set_viewport_size({"width": 800, "height": 600})
+    tab.page.set_viewport_size({"width": width, "height": 600})
     tab.ask("Wide?")
-    assert tab.page.evaluate("document.documentElement.scrollWidth") <= 800
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
     for element in ("#settings-toggle", "#composer .submit-button", "#model-picker"):
         box = tab.page.locator(element).bounding_box()
         assert box is not None
-        assert 0 <= box["x"] <= box["x"] + box["width"] <= 800
+        assert 0 <= box["x"] <= box["x"] + box["width"] <= width
