@@ -64,12 +64,12 @@ class Settings:
     offline: bool = _setting(False, "make no network call at all")
     hardware: str = _setting("", "hardware profile (TOML) in place of detection")
     ctx: int = _setting(0, "context in tokens; 0 lets the plan choose", least=0)
-    slots: int = _setting(0, "answers written at the same time; 0 lets the plan choose", least=0, most=256)
+    slots: int = _setting(0, "answers written at the same time; 0 lets the plan choose", least=0, most=32)
     kv: str = _setting("f16", "type of the KV cache", choices=("f16", "q8_0", "q4_0"))
     gpu: tuple[str, ...] = _setting((), "GPUs to use, by UUID or index; empty means all")
     split: str = _setting("auto", "how layers are split over GPUs", choices=("auto", "layer", "tensor"))
     gpu_layers: int = _setting(-1, "layers on the GPUs; -1 lets the plan choose", least=-1)
-    threads: int = _setting(0, "CPU threads; 0 means the physical cores", least=0)
+    threads: int = _setting(0, "CPU threads; 0 means the physical cores", least=0, most=512)
     margin_mib: int = _setting(1024, "MiB that a plan leaves free on each GPU", least=0)
     queue: int = _setting(512, "requests that may wait for a slot before new ones get 429", least=1)
     temperature: float = _setting(0.8, "sampling temperature where a request names none", least=0)
@@ -97,7 +97,7 @@ class Config:
     @property
     def models_dir(self) -> Path:
         chosen = self.settings.models_dir
-        return Path(chosen).expanduser() if chosen else self.paths.data / "models"
+        return expand(chosen) if chosen else self.paths.data / "models"
 
 
 def load(flags: Mapping[str, Any] | None = None, *, env: Mapping[str, str] | None = None) -> Config:
@@ -150,7 +150,7 @@ def find_paths(env: Mapping[str, str]) -> Paths:
     """The folders: all below NEMOLOCAL_HOME where it is set, else where the system keeps such things."""
     home = env.get(PREFIX + "HOME")
     if home:
-        root = Path(home).expanduser().absolute()
+        root = expand(home).absolute()
         return Paths(data=root / "data", cache=root / "cache", config=root, logs=root / "logs")
     dirs = platformdirs.PlatformDirs(APP, appauthor=False)
     return Paths(
@@ -159,6 +159,17 @@ def find_paths(env: Mapping[str, str]) -> Paths:
         config=dirs.user_config_path,
         logs=dirs.user_log_path,
     )
+
+
+def expand(path: str | Path) -> Path:
+    """The path with `~` or `~user` at its beginning as that home folder. Raises ConfigError for a user whom
+    the system does not know."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"'{path}' begins with a home folder that is not known.", hint="Write the whole path."
+        ) from None
 
 
 def resource(name: str) -> Path:

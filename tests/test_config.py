@@ -77,6 +77,8 @@ def test_cuda_visible_devices_is_kept_as_it_is(home: Path) -> None:
         ("ctx", "8k", "not a whole number"),
         ("gpu_layers", "-2", "less than -1"),
         ("queue", "0", "less than 1"),
+        ("slots", "33", "33 is more than 32"),
+        ("threads", "100000", "100000 is more than 512"),
         ("kv", "q2", "'q2' is not one of f16, q8_0, q4_0"),
         ("split", "row", "not one of auto, layer, tensor"),
         ("offline", "maybe", "'maybe' is not true or false"),
@@ -132,3 +134,10 @@ def test_debug_switch() -> None:
 
 def test_resources_are_found_in_a_clone() -> None:
     assert config.resource("models.toml").is_file()
+
+
+def test_a_home_folder_that_nobody_has() -> None:
+    with pytest.raises(ConfigError, match="whole path"):
+        _ = config.load({"models_dir": "~no-such-user/models"}).models_dir
+    with pytest.raises(ConfigError, match="whole path"):
+        config.load(env={"NEMOLOCAL_HOME": "~no-such-user"})

@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from nemolocal.config import expand
 from nemolocal.errors import ConfigError
 from nemolocal.hardware import host
 from nemolocal.hardware.parts import Cpu, Gpu, Hardware, Ram
@@ -33,7 +34,7 @@ def load_profile(path: str | Path, *, models_dir: Path | None = None) -> Hardwar
     `[cpu]` is left out, this machine's own is taken; without `[disk]`, the free space of `models_dir`.
     Raises ConfigError for a file that cannot be read, an unknown key, and a wrong or missing value.
     """
-    path = Path(path).expanduser()
+    path = expand(path)
     tables = _read(path)
     _check_keys(tables, {"gpu", "ram", "cpu", "disk"}, str(path))
     entries = tables.get("gpu", [])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 GB = 1_000_000_000
 EFFICIENCY = 0.75  # share of the memory bandwidth that reading quantized weights reaches
 LAYER_S = 60e-6  # launching one layer's kernels; measured: 8B with 32 layers on an H200 takes 3.6 ms a token
 
-# GB/s by what the driver calls the card; the longest name that fits counts. Makers' data sheets.
+# GB/s by what the driver calls the card; the longest name that it holds in whole words counts. Makers'
+# data sheets.
 BANDWIDTH = {
-    "GTX 1080 Ti": 484, "GTX 1660": 192, "RTX 2060": 336, "RTX 2070": 448, "RTX 2080": 448,
-    "RTX 2080 Ti": 616, "RTX 3050": 224, "RTX 3060": 360, "RTX 3060 Ti": 448, "RTX 3070": 448,
+    "GTX 1080 Ti": 484, "GTX 1660": 192, "GTX 1660 SUPER": 336, "GTX 1660 Ti": 288, "RTX 2060": 336,
+    "RTX 2060 SUPER": 448, "RTX 2070": 448, "RTX 2080": 448, "RTX 2080 SUPER": 496, "RTX 2080 Ti": 616,
+    "RTX 3050": 224, "RTX 3060": 360, "RTX 3060 Ti": 448, "RTX 3070": 448,
     "RTX 3070 Ti": 608, "RTX 3080": 760, "RTX 3080 Ti": 912, "RTX 3090": 936, "RTX 3090 Ti": 1008,
     "RTX 4060": 272, "RTX 4060 Ti": 288, "RTX 4070": 504, "RTX 4070 Ti": 504, "RTX 4070 Ti SUPER": 672,
     "RTX 4080": 717, "RTX 4080 SUPER": 736, "RTX 4090": 1008, "RTX 5060": 448, "RTX 5060 Ti": 448,
@@ -19,8 +22,8 @@ BANDWIDTH = {
     "RTX A4000": 448, "RTX A5000": 768, "RTX A6000": 768, "RTX 2000 Ada": 224, "RTX 4000 Ada": 360,
     "RTX 5000 Ada": 576, "RTX 6000 Ada": 960, "RTX PRO 4000 Blackwell": 672, "RTX PRO 5000 Blackwell": 1344,
     "RTX PRO 6000 Blackwell": 1792, "Tesla T4": 320, "NVIDIA L4": 300, "NVIDIA L40": 864, "NVIDIA L40S": 864,
-    "NVIDIA A10": 600, "A100": 1555, "A100 80GB": 1935, "A100-SXM4-80GB": 2039, "H100 PCIe": 2000,
-    "H100": 3350, "H200": 4800, "B200": 8000, "GB10": 273,
+    "NVIDIA A10": 600, "NVIDIA A10G": 600, "A100": 1555, "A100 80GB": 1935, "A100-SXM4-80GB": 2039,
+    "H100 PCIe": 2000, "H100": 3350, "H200": 4800, "B200": 8000, "GB10": 273,
 }  # fmt: skip
 
 
@@ -28,7 +31,7 @@ def bandwidth(name: str) -> int | None:
     """Bytes per second of a GPU's memory, None for a card that the table does not know."""
     if any(word in name.casefold() for word in ("laptop", "mobile", "max-q")):
         return None  # the same names, other memory
-    known = [card for card in BANDWIDTH if card.casefold() in name.casefold()]
+    known = [card for card in BANDWIDTH if re.search(rf"\b{re.escape(card)}\b", name, re.IGNORECASE)]
     return BANDWIDTH[max(known, key=len)] * GB if known else None
 
 

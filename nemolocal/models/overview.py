@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from nemolocal.config import Config
-from nemolocal.models import catalog, disk
+from nemolocal.models import catalog
 from nemolocal.models.catalog import Catalog, CatalogFile, CatalogModel
-from nemolocal.models.store import LocalModel, list_models, target_path
+from nemolocal.models.store import LocalModel, list_models, partials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +79,7 @@ def _listed_files(listed: CatalogModel, local: list[LocalModel], root: Path) -> 
             rest.remove(here)
             rows.append(replace(_local_file(here), row=row))
             continue
-        targets = [target_path(root, row.repo, name) for name in row.names]
-        done = sum(p.stat().st_size for target in targets for p in disk.partials_of(target))
+        done = _arrived_bytes(partials(root, row.repo, quant=row.quant))
         rows.append(
             ListedFile(
                 quant=row.quant,
@@ -90,6 +91,14 @@ def _listed_files(listed: CatalogModel, local: list[LocalModel], root: Path) -> 
             )
         )
     return (*rows, *(_local_file(model) for model in rest))
+
+
+def _arrived_bytes(paths: Iterable[Path]) -> int:
+    n_bytes = 0
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):  # whole by now, and under its own name
+            n_bytes += path.stat().st_size
+    return n_bytes
 
 
 def _local_file(model: LocalModel) -> ListedFile:

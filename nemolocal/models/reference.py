@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from nemolocal.config import expand
 from nemolocal.errors import UsageError
 
 FileKind = Literal["model", "projector", "imatrix", "draft"]
@@ -77,7 +78,7 @@ def parse(text: str) -> Reference:
     if text.lower().startswith("hf:"):
         return _parse_hub(text)
     if text.lower().endswith(SUFFIX) or _JOINED_PART.search(text):
-        return PathRef(Path(text).expanduser())
+        return PathRef(expand(text))
     if _LOOKS_LIKE_PATH.search(text):
         raise UsageError(
             f"'{text}' is not a model file: its name does not end in {SUFFIX}.",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nemolocal.config import Config
 from nemolocal.errors import ModelFileError, ModelNotFoundError
-from nemolocal.models import catalog, gguf, headers, receipt, reference
+from nemolocal.models import catalog, disk, gguf, headers, receipt, reference
 from nemolocal.models.catalog import Catalog
 from nemolocal.models.reference import FileKind, HubRef, NamedRef, PathRef, Reference
 
@@ -317,3 +317,22 @@ def target_path(root: Path, repo: str, name: str) -> Path:
     assert reference.is_repo(repo), repo
     assert reference.is_plain_path(name), name
     return root.joinpath(*repo.split("/"), *name.split("/"))
+
+
+def partials(root: Path, repo: str, *, quant: str = "", file: str = "") -> list[Path]:
+    """What has arrived of a repository's files that are not whole yet: of all of them, of the models of one
+    quantization, or of one file with all its parts."""
+    folder = root.joinpath(*repo.split("/"))
+    wanted = {name.casefold() for name in reference.part_names(file)} if file else set()
+    found = []
+    for path in sorted(folder.rglob(f"*{disk.PARTIAL_SUFFIX}")):
+        # NAME.gguf.KEY.partial
+        name = path.relative_to(folder).as_posix().removesuffix(disk.PARTIAL_SUFFIX).rpartition(".")[0]
+        if wanted and name.casefold() not in wanted:
+            continue
+        if quant and (
+            reference.quant_of(name).casefold() != quant.casefold() or reference.kind_of(name) != "model"
+        ):
+            continue
+        found.append(path)
+    return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nemolocal.config import Config
+from nemolocal.config import Config, expand
 from nemolocal.errors import ModelFileError, ModelNotFoundError, NemoLocalError, UsageError
 from nemolocal.models import catalog, disk, receipt, reference, store
 from nemolocal.models.catalog import Catalog
@@ -22,7 +22,7 @@ def import_path(path: str | Path, config: Config, known: Catalog | None = None) 
     Raises ModelFileError when the file cannot be used. A model that is known already is returned as it is.
     """
     known = known or catalog.load()
-    found = store.resolve(PathRef(Path(path).expanduser()), config, known)
+    found = store.resolve(PathRef(expand(path)), config, known)
     if found.pointer or found.path.is_relative_to(config.models_dir):
         return found
     if not found.is_usable:
@@ -96,16 +96,15 @@ def _remove_partials(ref: str, config: Config, known: Catalog) -> Removed:
     if isinstance(parsed, NamedRef) and known.get(parsed.name):
         model, row = known.find(parsed)
         for file in (row,) if row else model.files:
-            for name in file.names:
-                found += disk.partials_of(store.target_path(root, file.repo, name))
+            found += store.partials(root, file.repo, quant=file.quant)
     elif isinstance(parsed, HubRef):
-        folder = root.joinpath(*parsed.repo.split("/"))
-        wanted = (parsed.file or parsed.quant).casefold()
-        found = [p for p in folder.rglob(f"*{disk.PARTIAL_SUFFIX}") if wanted in p.as_posix().casefold()]
+        found = store.partials(root, parsed.repo, quant=parsed.quant, file=parsed.file)
     if not found:
         raise ModelNotFoundError(
             f"'{ref}' is not on this machine.", hint="`nemolocal models list` shows what is."
         )
+    for path in found:
+        _refuse_outside(path, config)
     return _remove_files(ref, found, config)
 
 

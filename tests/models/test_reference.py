@@ -57,6 +57,7 @@ def test_a_reference_prints_as_it_is_written(text: str) -> None:
         ("hf:acme/Demo:/etc/x.gguf", "as the hub shows"),
         ("./model.bin", ".gguf"),
         ("~/models", ".gguf"),
+        ("~no-such-user/x.gguf", "whole path"),
         ("C:\\models\\a.bin", ".gguf"),
     ],
 )

@@ -511,6 +511,10 @@ def test_a_forecast_needs_a_known_card() -> None:
     assert plan("demo", LADDER, machine()).tokens_per_s is None
     assert forecast.bandwidth("NVIDIA GeForce RTX 4090 Laptop GPU") is None
     assert forecast.bandwidth("NVIDIA GeForce RTX 4070 Ti SUPER") == 672 * forecast.GB
+    assert forecast.bandwidth("NVIDIA A10") == 600 * forecast.GB
+    assert forecast.bandwidth("NVIDIA A100-SXM4-40GB") == 1555 * forecast.GB  # no A10
+    assert forecast.bandwidth("NVIDIA A100 80GB PCIe") == 1935 * forecast.GB
+    assert forecast.bandwidth("NVIDIA RTX A1000") is None  # no A100
 
 
 def test_of_a_mixture_of_experts_only_the_chosen_are_read() -> None:

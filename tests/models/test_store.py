@@ -13,7 +13,7 @@ import pytest
 
 from nemolocal import config
 from nemolocal.errors import ModelFileError, ModelNotFoundError, NemoLocalError, OfflineError, UsageError
-from nemolocal.models import download, gguf, headers, overview, receipt, store, upkeep
+from nemolocal.models import catalog, download, gguf, headers, overview, receipt, store, upkeep
 from nemolocal.models import hub as model_hub
 from tests import synthetic
 from tests.models.test_hub import dead_ends
@@ -33,6 +33,13 @@ def root() -> Path:
 def put(path: Path, model: str = "llama", **options: object) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     return synthetic.write_tiny(path, model, **options)
+
+
+def catalog_rows(model_id: str) -> tuple[catalog.CatalogFile, ...]:
+    """The rows of a model of the catalogue."""
+    model = catalog.load().get(model_id)
+    assert model is not None
+    return model.files
 
 
 def listed() -> dict[str, store.LocalModel]:
@@ -433,6 +440,48 @@ def test_what_has_arrived_of_a_download_can_be_removed(root: Path) -> None:
     assert upkeep.remove("hf:unsloth/NVIDIA-Nemotron-3-Nano-4B-GGUF:Q8_0", config.load()).bytes == 10
     with pytest.raises(ModelNotFoundError, match="not on this machine"):
         upkeep.remove("nemotron-3-nano-4b:Q4_K_M", config.load())
+
+
+def test_only_what_was_named_of_a_download_is_removed(root: Path) -> None:
+    """The letters of one quantization stand in the names of others, and in those of folders."""
+    folder = root / "acme/Q4_K-Models"
+    (folder / "Q8_0").mkdir(parents=True)
+    names = ["Demo-Q4_K_M.gguf", "Demo-Q4_K_S.gguf", "mmproj-Demo-F16.gguf"]
+    names += [f"Q8_0/Demo-0000{i}-of-00002.gguf" for i in (1, 2)]
+    for name in names:
+        (folder / f"{name}.0123456789abcdef.partial").write_bytes(bytes(10))
+    for ref in ("hf:acme/Q4_K-Models:Q4_K", "hf:acme/Q4_K-Models:F16", "hf:acme/Q4_K-Models:Demo.gguf"):
+        with pytest.raises(ModelNotFoundError, match="not on this machine"):
+            upkeep.remove(ref, config.load())
+    removed = upkeep.remove("hf:acme/Q4_K-Models:Q8_0/Demo-00001-of-00002.gguf", config.load())
+    assert len(removed.files) == 2
+    assert upkeep.remove("hf:acme/Q4_K-Models:Q4_K_S", config.load()).bytes == 10
+    assert upkeep.remove("hf:acme/Q4_K-Models", config.load()).bytes == 20
+
+
+def test_a_download_whose_names_the_catalogue_lacks_is_found_by_its_quantization(root: Path) -> None:
+    (row,) = [r for r in catalog_rows("nemotron-3-super-120b-a12b") if r.quant == "Q4_K_S"]
+    assert not row.names
+    begun = root / row.repo / "Q4_K_S"
+    begun.mkdir(parents=True)
+    (begun / "Super-Q4_K_S-00001-of-00003.gguf.0123456789abcdef.partial").write_bytes(bytes(10))
+    models = {model.id: model for model in overview.build(config.load())}
+    files = {file.quant: file for file in models["nemotron-3-super-120b-a12b"].files}
+    assert (files["Q4_K_S"].state, files["Q4_K_S"].done_bytes) == ("partial", 10)
+    assert upkeep.remove("nemotron-3-super-120b-a12b:Q4_K_S", config.load()).bytes == 10
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_what_has_arrived_outside_the_folder_is_left_there(root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "disk"
+    outside.mkdir()
+    begun = outside / "Demo-Q4_0.gguf.0123456789abcdef.partial"
+    begun.write_bytes(bytes(10))
+    (root / "acme").mkdir()
+    (root / "acme/Demo").symlink_to(outside, target_is_directory=True)
+    with pytest.raises(UsageError, match="outside the models folder"):
+        upkeep.remove("hf:acme/Demo", config.load())
+    assert begun.exists()
 
 
 def test_nothing_outside_the_folder_is_removed(root: Path, tmp_path: Path) -> None:
