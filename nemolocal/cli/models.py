@@ -60,7 +60,7 @@ def list_(
     rows = output.table(*columns, right=["Parameters"])
     for model in models:
         if model.listed is not None:
-            fit = [_fit_words(fits[model.id])] if has_fit else []
+            fit = [_fit_words(fits.get(model.id))] if has_fit else []
             rows.add_row(model.id, model.name, _parameters(model.listed), _range(model.files), *fit)
     console.print(rows)
     if not here:
@@ -286,8 +286,9 @@ def _local_row(model: LocalModel) -> Facts:
 
 def _fits(models: Iterable[ListedModel], config: Config) -> dict[str, Facts]:
     """How each model would run here, by its id: green with every layer on a GPU, amber with the CPU's help
-    or on the CPU alone, red not at all. Models whose files cannot be used are left out."""
-    from nemolocal.errors import DoesNotFitError
+    or on the CPU alone, red not at all or not as the settings wish. Models whose files cannot be used are
+    left out."""
+    from nemolocal.errors import DoesNotFitError, ModelFileError, UsageError
     from nemolocal.hardware import survey
     from nemolocal.models import planning
 
@@ -298,7 +299,7 @@ def _fits(models: Iterable[ListedModel], config: Config) -> dict[str, Facts]:
             continue
         try:
             plan = planning.plan(model.id, config, machine)
-        except DoesNotFitError as error:
+        except (DoesNotFitError, ModelFileError, UsageError) as error:
             fits[model.id] = {"quant": None, "grade": "red", "why": str(error)}
         else:
             grade = "green" if plan.placement.is_whole else "amber"
@@ -306,11 +307,13 @@ def _fits(models: Iterable[ListedModel], config: Config) -> dict[str, Facts]:
     return fits
 
 
-def _fit_words(fit: Facts) -> Text:
+def _fit_words(fit: Facts | None) -> Text:
     from rich.text import Text
 
+    if fit is None:
+        return Text("unusable", "red")
     if fit["grade"] == "red":
-        return Text("too large", "red")
+        return Text("does not fit", "red")
     if fit["grade"] == "green":
         return Text(f"{fit['quant']} on the GPU", "green")
     return Text(f"{fit['quant']}, uses the CPU", "yellow")

@@ -11,7 +11,7 @@ import typer
 
 from nemolocal.cli import options, output
 from nemolocal.config import Config
-from nemolocal.errors import DoesNotFitError, ModelNotFoundError
+from nemolocal.errors import DoesNotFitError, ModelNotFoundError, UsageError
 
 if TYPE_CHECKING:
     from nemolocal.models.store import LocalModel
@@ -44,7 +44,8 @@ def pull(
 
 def fitting(ref: str, config: Config) -> str:
     """The reference with the quantization that a plan chooses for this machine, where it names a model of
-    the catalogue without one. A model that does not fit is said, and left to the person."""
+    the catalogue without one. A model that does not fit, or not as the settings wish, is said, and left to
+    the person."""
     from nemolocal.hardware import survey
     from nemolocal.models import catalog, planning, reference
 
@@ -53,7 +54,7 @@ def fitting(ref: str, config: Config) -> str:
         return ref
     try:
         plan = planning.plan(ref, config, survey(config))
-    except DoesNotFitError as error:
+    except (DoesNotFitError, UsageError) as error:
         output.note(f"warning: {error}")
         return ref
     return f"{parsed.name}:{plan.candidate.quant}"

@@ -11,7 +11,7 @@ import typer
 from nemolocal import config
 from nemolocal.cli import pull
 from nemolocal.errors import ModelNotFoundError
-from nemolocal.models import reference, store
+from nemolocal.models import catalog, reference, store
 from nemolocal.service import Service
 from tests import fake_hub, synthetic
 from tests.cli.conftest import Cli, is_one_error
@@ -84,10 +84,31 @@ def test_list_with_fit(cli: Cli, models_dir: Path, tiny: Path, tmp_path: Path) -
     assert all(fit["why"] for fit in fits.values() if fit)
     rows = {line.split()[0]: line for line in cli(*flags).out.splitlines() if line.strip()}
     assert "on the GPU" in rows["nemotron-3-nano-4b"]
-    assert "too large" in rows["nemotron-3-super-120b-a12b"]
+    assert "does not fit" in rows["nemotron-3-super-120b-a12b"]
     (tmp_path / "desk.toml").write_text(rest)
     found = {model["id"]: model for model in json.loads(cli(*flags, "--json").out)}
     assert found["nemotron-3-nano-4b"]["fit"]["grade"] == "amber"
+
+
+def test_list_with_fit_of_a_broken_file_and_of_a_wish_that_not_every_model_can_meet(
+    cli: Cli, models_dir: Path, tmp_path: Path
+) -> None:
+    (row,) = catalog.load().models[0].files
+    broken = store.target_path(models_dir, row.repo, row.names[0])
+    broken.parent.mkdir(parents=True)
+    broken.write_text("<html></html>")
+    cards = f'[[gpu]]\nname = "RTX 4090"\ntotal_bytes = {24 << 30}\n' * 2
+    (tmp_path / "desk.toml").write_text(f"{cards}[ram]\ntotal_bytes = {16 << 30}\n")
+    config.load().paths.config_file.write_text('split = "tensor"\n')  # hybrids cannot be split so
+    flags = ("models", "list", "--fit", "--hardware", tmp_path / "desk.toml")
+    fits = {model["id"]: model.get("fit") for model in json.loads(cli(*flags, "--json").out)}
+    assert fits[catalog.STARTER] is None
+    assert fits["llama-3.1-nemotron-nano-8b"]["grade"] == "green"
+    assert fits["nemotron-3-nano-4b"]["grade"] == "red"
+    assert "--split layer" in fits["nemotron-3-nano-4b"]["why"]
+    rows = {line.split()[0]: line for line in cli(*flags).out.splitlines() if line.strip()}
+    assert "unusable" in rows[catalog.STARTER]
+    assert pull.fitting("nemotron-3-nano-4b", config.load({"hardware": str(tmp_path / "desk.toml")}))
 
 
 def test_search(cli: Cli, published: fake_hub.FakeHub) -> None:
