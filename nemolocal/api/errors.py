@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemolocal.errors import (
     BusyError,
+    ConfigError,
     ContextLengthError,
     DoesNotFitError,
     EngineDiedError,
@@ -82,6 +83,7 @@ FAULTS: Mapping[type[NemoLocalError], Fault] = {
     NotServedError: Fault(400, INVALID_REQUEST, "unsupported_parameter"),
     ContextLengthError: Fault(400, INVALID_REQUEST, "context_length_exceeded"),
     TemplateError: Fault(400, INVALID_REQUEST, "template_error", "messages"),
+    ConfigError: Fault(500, SERVER_ERROR),
     UsageError: Fault(400, INVALID_REQUEST, param="model"),  # its reference is all that a request can misuse
     ModelNotFoundError: Fault(404, INVALID_REQUEST, "model_not_found", "model"),
     BusyError: Fault(429, "rate_limit_error", "queue_full"),

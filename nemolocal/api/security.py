@@ -74,7 +74,10 @@ def allowed(host: str, allow_origin: Iterable[str]) -> Allowed:
     origin_hosts: set[str] = set()
     for entry in allow_origin:
         scheme, mark, rest = entry.lower().rstrip("/").partition("://")
-        name = _plain(urlsplit(f"//{rest if mark else scheme}").hostname or "")
+        try:
+            name = _plain(urlsplit(f"//{rest if mark else scheme}").hostname or "")
+        except ValueError:  # a bracket without its other half
+            name = ""
         is_origin = bool(mark) and "/" not in rest
         is_name = not mark and name == _plain(scheme)
         if not (is_origin or is_name) or not _HOST_NAME.fullmatch(name):

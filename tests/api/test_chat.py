@@ -398,6 +398,7 @@ async def test_one_choice_that_fails_fails_the_answer_and_ends_the_others() -> N
         ({"logprobs": True}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"audio": {"voice": "x"}}, "audio"),
+        ({"reasoning_effort": "none"}, "reasoning_effort"),
         ({"grammar": "root ::= x"}, "grammar"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
     ],

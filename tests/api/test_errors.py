@@ -177,6 +177,7 @@ async def test_a_limit_beyond_the_context_is_fine() -> None:
         (errors.EngineError("The model could not be loaded."), 500, "engine_error"),
         (errors.ModelFileError("It is cut off.", kind="truncated"), 500, "model_file_error"),
         (errors.DoesNotFitError("Too large.", needed_bytes=2, available_bytes=1), 503, "does_not_fit"),
+        (errors.ConfigError("There is no hardware profile."), 500, None),
         (errors.NemoLocalError("Something else."), 500, None),
     ],
 )
@@ -218,4 +219,5 @@ def test_every_class_of_error_has_an_entry_that_is_its_own_or_its_parents() -> N
         if kind.__module__ == "nemolocal.errors":
             assert fault_of(error) in FAULTS.values()
             is_request = issubclass(kind, errors.InvalidRequestError | errors.UsageError)
+            is_request &= kind is not errors.ConfigError  # the settings are the server's own
             assert (fault_of(error).status == 400) == is_request

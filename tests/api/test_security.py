@@ -258,7 +258,17 @@ async def test_an_allowed_origin_may_ask_beforehand_and_then_call() -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", ["*", "https://*.example", "https://app.example/path", "a b", "https://", "http:/x"]
+    "entry",
+    [
+        "*",
+        "https://*.example",
+        "https://app.example/path",
+        "a b",
+        "https://",
+        "http:/x",
+        "https://[::1",
+        "[x",
+    ],
 )
 def test_an_entry_that_is_neither_origin_nor_name(entry: str) -> None:
     with pytest.raises(ConfigError, match="neither an origin nor a host name"):

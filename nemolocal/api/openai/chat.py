@@ -132,6 +132,7 @@ class ChatRequest(GenerationFields):
         "logprobs": "This version does not report probabilities.",
         "top_logprobs": "This version does not report probabilities.",
         "functions": "This version does not call functions.",
+        "reasoning_effort": "This version has no switch for how long the model thinks.",
         "audio": "The model writes text only.",
         "web_search_options": "Nothing is searched on the web.",
     }
@@ -145,6 +146,7 @@ class ChatRequest(GenerationFields):
     functions: Any = None
     function_call: Any = None
     response_format: dict[str, Any] | None = None
+    reasoning_effort: Any = None
     audio: Any = None
     web_search_options: Any = None
 
