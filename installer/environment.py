@@ -281,7 +281,8 @@ class Setup:
 
 
 def has_model(folder: Path) -> bool:
-    return folder.is_dir() and next(folder.rglob("*.gguf"), None) is not None
+    """Whether a model file lies there, or a note of one that was added where it lies."""
+    return any(next(folder.glob(pattern), None) is not None for pattern in ("**/*.gguf", "imported/*.json"))
 
 
 def _venv_fix() -> str:

@@ -232,6 +232,15 @@ def test_starter_is_fetched_only_where_there_is_no_model(clone: Clone) -> None:
     assert "nemolocal models pull starter" not in clone.calls()
 
 
+def test_model_that_was_added_where_it_lies_counts(tmp_path: Path) -> None:
+    assert not environment.has_model(tmp_path / "models")
+    note = tmp_path / "models" / "imported" / "own.json"
+    note.parent.mkdir(parents=True)
+    assert not environment.has_model(tmp_path / "models")
+    note.write_text("{}")
+    assert environment.has_model(tmp_path / "models")
+
+
 def test_starter_that_cannot_be_fetched_is_said_with_the_way_out(clone: Clone) -> None:
     clone.root.joinpath("no-model").touch()
     done = clone.run()
