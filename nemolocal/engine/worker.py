@@ -147,7 +147,7 @@ class Worker:
             return
         self._clocks[command.id] = _Clock(self._now())
         n_chars = sum(len(part.text) for part in command.prompt if isinstance(part, Segment))
-        if n_chars <= N_CHARS_INLINE and not self._tokenizing:
+        if n_chars <= N_CHARS_INLINE:
             self._add(command, self._tokenize(command))
             return
         self._tokenizing.add(command.id)
