@@ -103,6 +103,9 @@ def derive(header: Header, tensors: Iterable[TensorInfo]) -> ModelShape:
             hint="Give the model's own .gguf file.",
         )
     n_embd = keys.count("embedding_length", None)
+    n_ctx_train = keys.count("context_length", None)
+    if not n_embd or not n_ctx_train:
+        raise corrupt("it claims a width or a context of 0")
     heads = _read_heads(keys, n_layer_all, n_embd)
     n_ff = keys.per_layer("feed_forward_length", n_layer_all, (0,) * n_layer_all)
     layers = tuple(_layer(keys, heads, il, blocks[il], n_ff[il]) for il in range(n_layer_all - n_extra))
@@ -112,7 +115,7 @@ def derive(header: Header, tensors: Iterable[TensorInfo]) -> ModelShape:
     embedding_bytes = sum(t.n_bytes for t in rest if t.name == "token_embd.weight")
     return ModelShape(
         architecture=keys.architecture,
-        n_ctx_train=keys.count("context_length", None),
+        n_ctx_train=n_ctx_train,
         n_embd=n_embd,
         n_vocab=_n_vocab(header, rest),
         layers=layers,

@@ -293,6 +293,8 @@ def test_an_unknown_tensor_type_asks_for_another_quantization(model: Path) -> No
         {"llama.expert_used_count": 3},
         {"llama.attention.head_count_kv": [2, 2, 2]},
         {"llama.embedding_length": "wide"},
+        {"llama.embedding_length": 0},
+        {"llama.context_length": 0},
         {"general.alignment": 3},
     ],
 )
