@@ -120,7 +120,7 @@ def load(flags: Mapping[str, Any] | None = None, *, env: Mapping[str, str] | Non
         if key not in known:
             raise ConfigError(
                 f"{paths.config_file} has an unknown key '{key}'.",
-                hint="`nemolocal config` lists the known ones.",
+                hint=f"Known are {', '.join(known)}.",
             )
         take(key, raw, "file", f"{paths.config_file}: {key}")
     if environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):

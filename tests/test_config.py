@@ -102,7 +102,7 @@ def test_wrong_values_name_their_source(home: Path, key: str, value: str, words:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("prot = 1", "unknown key 'prot'"),
+        ("prot = 1", "unknown key 'prot'. Known are host, port,"),
         ('port = "x"', "config.toml: port: 'x' is not a whole number"),
         ("port = 6366.5", "is not a whole number"),
         ("port = true", "is not a whole number"),

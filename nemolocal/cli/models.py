@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Facts = dict[str, Any]
 """One object of the JSON that a command prints."""
 
+_N_COLUMNS_WITH_NAMES = 110  # in a narrower window the ids, which people copy, would break
+
 app = typer.Typer(help="List, fetch, check and remove models.", no_args_is_help=True)
 app.command("pull")(pull)
 
@@ -37,7 +39,7 @@ Ref = Annotated[
 def list_(
     config: Config,
     has_fit: Annotated[
-        bool, typer.Option("--fit", help="Say for each model whether it fits this machine.")
+        bool, typer.Option("--fit", help="Say for each model whether it fits this machine.", metavar="")
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -56,12 +58,15 @@ def list_(
         for file in here:
             rows.add_row(file.ref, file.quant, output.size(file.bytes), _state(file))
         console.print(rows)
-    columns = ["Catalogue", "Name", "Parameters", "Files", *(["Here"] if has_fit else [])]
-    rows = output.table(*columns, right=["Parameters"])
+    names = ["Name"] if console.width >= _N_COLUMNS_WITH_NAMES else []
+    columns = ["Catalogue", *names, "Parameters", "Files", *(["Here"] if has_fit else [])]
+    whole = ["Catalogue"] if has_fit else ["Catalogue", "Files"]
+    rows = output.table(*columns, right=["Parameters"], whole=whole)
     for model in models:
         if model.listed is not None:
             fit = [_fit_words(fits.get(model.id))] if has_fit else []
-            rows.add_row(model.id, model.name, _parameters(model.listed), _range(model.files), *fit)
+            name = [model.name] if names else []
+            rows.add_row(model.id, *name, _parameters(model.listed), _range(model.files), *fit)
     console.print(rows)
     if not here:
         output.note("No model is on this machine yet: `nemolocal models pull starter` fetches a small one.")
@@ -123,7 +128,8 @@ def show(config: Config, ref: Ref, as_json: options.AsJson = False) -> None:
             print(f"{label:{width}}{text}")
     files = output.table("Reference", "Quant", "Size", "State", right=["Size"])
     for row in rows:
-        files.add_row(row["ref"], row["quant"], output.size(row["bytes"]), row["problem"] or row["state"])
+        state = "ready" if row["state"] == "local" else row["state"]
+        files.add_row(row["ref"], row["quant"], output.size(row["bytes"]), row["problem"] or state)
     output.console().print(files)
 
 

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from nemolocal import config
 
@@ -46,14 +46,16 @@ def console(stream: TextIO | None = None) -> Console:
     return Console(file=stream, width=width, height=height, markup=False, emoji=False, highlight=False)
 
 
-def table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """An empty table; the columns named in `right` hold numbers. Nothing is cut: long cells wrap."""
+def table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] = ()) -> Table:
+    """An empty table; the columns named in `right` hold numbers. Nothing is cut: long cells wrap, but for
+    those of the columns in `whole`, which must be short."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     made = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if column in right else "left"
+        made.add_column(column, justify=justify, overflow="fold", no_wrap=column in whole)
     return made
 
 

@@ -51,6 +51,16 @@ def test_list_of_a_bare_machine(cli: Cli) -> None:
     assert "nemolocal models pull starter" in shown.err
 
 
+@pytest.mark.parametrize("flags", [(), ("--fit",)])
+def test_list_in_a_narrow_window_keeps_the_ids_whole(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = cli("models", "list", *flags).out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert {model.id for model in catalog.load().models} <= set(shown.split())
+
+
 def test_list_shows_what_is_here_and_what_is_broken(cli: Cli, models_dir: Path, tiny: Path) -> None:
     models_dir.mkdir(parents=True)
     (models_dir / "good-Q8_0.gguf").write_bytes(tiny.read_bytes())
