@@ -134,7 +134,11 @@ def _about_quant(found: Found, files: Sequence[Candidate], search: Search) -> st
     best = larger[0]
     if candidate.is_local and not best.is_local:
         return f"{candidate.quant} is here already; {best.quant} would have to be downloaded."
+    if place.gpus and not place.is_whole and search.wish.n_gpu_layers >= 0:
+        return f"{candidate.quant} is the best that fits with so many layers on the GPUs."
     if place.gpus and not place.is_whole:
+        if candidate.rank < choice.GOOD:
+            return f"{candidate.quant} is the best that fits at all; at so few bits the answers suffer."
         return f"{candidate.quant} leaves the fewest layers to the CPU without harm to the answers."
     lacks = f"with {load.n_ctx:,} tokens it needs {_gib(placement.needed_bytes(best.shape, load))}"
     room = f"of {_gib(search.available_bytes - search.ram_bytes)} that can be used on the GPUs"
@@ -147,7 +151,7 @@ def _about_quant(found: Found, files: Sequence[Candidate], search: Search) -> st
 
 
 def _about_context(found: Found, wish: Wish, search: Search) -> str:
-    candidate, load, _ = found
+    candidate, load, place = found
     n_train = candidate.shape.n_ctx_train
     if wish.n_ctx > n_train:
         return f"A context of {load.n_ctx:,} tokens, as asked for, but the model was trained for {n_train:,}."
@@ -155,6 +159,11 @@ def _about_context(found: Found, wish: Wish, search: Search) -> str:
         return f"A context of {load.n_ctx:,} tokens, as asked for."
     if load.n_ctx >= n_train:
         return f"A context of {load.n_ctx:,} tokens, all that the model was trained for."
+    if place.gpus and not place.is_whole and wish.n_gpu_layers < 0 and load.n_ctx >= N_CTX_REFUSED:
+        return (
+            f"A context of {load.n_ctx:,} tokens, to leave the fewest layers to the CPU; --ctx takes more, "
+            f"up to {n_train:,}."
+        )
     larger = [n for n in search.contexts(candidate) if n > load.n_ctx]
     if larger and search.gpus and not search.place(candidate, replace(load, n_ctx=larger[-1])):
         return f"A context of {load.n_ctx:,} tokens; {larger[-1]:,} would not fit."

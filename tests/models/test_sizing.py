@@ -142,6 +142,25 @@ def test_what_fits_only_in_part_is_said_in_words() -> None:
     assert "the rest runs on the CPU" in made.reasons[0]
 
 
+def test_in_part_the_words_fit_the_quantization_and_the_context() -> None:
+    card = gpu(0, "NVIDIA GeForce RTX 4060", 8, 7.3)
+    ladder = [even("Q4_K_M", 30), even("Q2_K", 12)]
+    good = plan("demo", ladder, machine(card, ram_gib=40))
+    assert good.candidate.quant == "Q4_K_M"
+    poor = plan("demo", ladder, machine(card, ram_gib=16))
+    assert poor.candidate.quant == "Q2_K"
+    assert any("the answers suffer" in reason for reason in poor.reasons)
+    assert not any("without harm" in reason for reason in poor.reasons)
+    wished = plan("demo", ladder, machine(card, ram_gib=16), Wish(n_gpu_layers=3))
+    assert any("so many layers on the GPUs" in reason for reason in wished.reasons)
+    for made in (good, poor):
+        assert not made.placement.is_whole
+        assert made.load.n_ctx == 8192
+        # A longer context fits too, with fewer layers on the GPU.
+        assert any("--ctx takes more" in reason for reason in made.reasons)
+        assert plan("demo", ladder, machine(card, ram_gib=60), Wish(n_ctx=16384)).load.n_ctx == 16384
+
+
 def test_what_fits_nowhere_is_refused_with_both_sizes() -> None:
     hardware = machine(gpu(0, "NVIDIA GeForce RTX 4060", 8, 3), ram_gib=2)
     with pytest.raises(DoesNotFitError) as caught:
