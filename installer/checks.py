@@ -59,7 +59,8 @@ def run_all(place: Place, arguments: Sequence[str], *, browser: str, is_ci: bool
         except OSError as error:
             _tell(f"Cannot run it: {error}")
             code = 1
-        _tell(f"== {check.name}: {'passed' if code == 0 else 'failed'} in {time.monotonic() - started:.0f} s")
+        how = f"ended by signal {-code}" if code < 0 else "failed" if code else "passed"
+        _tell(f"== {check.name}: {how} in {time.monotonic() - started:.0f} s")
         if code:
             failed.append(check.name)
     if not browser:

@@ -32,6 +32,14 @@ def test_without_a_browser_only_its_tests_are_left_out() -> None:
     assert command[-2:] == ("-m", "not gpu and not browser")
 
 
+def test_a_check_that_was_killed_is_told_from_one_that_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checks.subprocess, "call", lambda command, **_: -9 if "pytest" in command else 0)
+    assert checks.run_all(PLACE, [], browser="/usr/bin/chromium", is_ci=False) == 1
+    assert "== pytest: ended by signal 9 in " in capsys.readouterr().out
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """The checks are played: `fails` names those that end badly, `ran` those that were run."""
