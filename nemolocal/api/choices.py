@@ -29,6 +29,7 @@ class Choices:
         self._streams = tuple(streams)
         self._items: asyncio.Queue[tuple[int, StreamItem | Exception]] = asyncio.Queue(N_WAITING)
         self._early: list[tuple[int, Delta | Finish]] = []
+        self._failure: Exception | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -54,7 +55,10 @@ class Choices:
             raise
 
     async def take(self, wait_s: float) -> list[tuple[int, Delta | Finish]]:
-        """All items that are there, at least one, or [] when none came within `wait_s` seconds."""
+        """All items that are there, at least one, or [] when none came within `wait_s` seconds. What came
+        before a failure is handed out before that is raised."""
+        if self._failure:
+            raise self._failure
         items, self._early = self._early, []
         if not items and self._items.empty():
             try:
@@ -63,7 +67,11 @@ class Choices:
             except TimeoutError:
                 return []
         while not self._items.empty():
-            items.append(_running(self._items.get_nowait()))
+            index, item = self._items.get_nowait()
+            if isinstance(item, Exception) and items:
+                self._failure = item
+                break
+            items.append(_running((index, item)))
         return items
 
     async def collect(self) -> list[Answer]:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from nemolocal.api.choices import N_WAITING, Choices
+from nemolocal.errors import EngineDiedError
 from nemolocal.types import Delta, Finish, GenerationParams, Started, StreamItem
 from tests.fakes import FakeTextModel
 
@@ -62,3 +63,19 @@ async def test_a_stream_without_its_last_item_is_a_fault() -> None:
 
     with pytest.raises(RuntimeError, match="without its last item"):
         await Choices([broken()]).collect()
+
+
+async def test_what_came_before_a_failure_is_handed_out_first() -> None:
+    async def broken() -> AsyncIterator[StreamItem]:
+        yield Started(1)
+        yield Delta("a")
+        yield Delta("b")
+        raise EngineDiedError("The engine's process ended.")
+
+    one = Choices([broken()])
+    await one.start()
+    await asyncio.sleep(0.01)  # all of it waits, as for a slow client
+    assert await one.take(1.0) == [(0, Delta("a")), (0, Delta("b"))]
+    with pytest.raises(EngineDiedError):
+        await one.take(1.0)
+    await one.close()
