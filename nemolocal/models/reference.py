@@ -224,3 +224,11 @@ def stem_of(name: str) -> str:
     """A model file's path without the suffix and without the number of its part."""
     split = _SPLIT.fullmatch(name)
     return split["stem"] if split else name[: -len(SUFFIX)] if name.lower().endswith(SUFFIX) else name
+
+
+_UNREADABLE = re.compile(r"^[.~/\s]+|[:\\\x00-\x1f]|\s+$")
+
+
+def id_of(name: str) -> str:
+    """A model file's path as an id: without its suffix and part, and such that `parse` reads it as a name."""
+    return _UNREADABLE.sub("_", stem_of(name))

@@ -27,7 +27,7 @@ class LocalModel:
     """A model on this machine.
 
     `ref` is the reference that means this file alone; `id` the catalogue's, `hf:OWNER/REPO`, or the path
-    below the models folder without its suffix. `path` is what the engine is given (part 1 of a split model),
+    below the models folder without its suffix and without what references use for something else. `path` is what the engine is given (part 1 of a split model),
     `parts` are all files that are there, `bytes` their size. `problem` is one line where the file cannot be
     used. `pointer` is the note of an imported model, None for others. `changed` is in seconds since 1970.
     """
@@ -117,7 +117,7 @@ def _local(root: Path, names: tuple[str, ...], kind: FileKind, known: Catalog) -
     listed = known.of_repo(repo) if repo else None
     return _model(
         tuple(root / name for name in names),
-        id=listed.id if listed else f"hf:{repo}" if repo else reference.stem_of(first),
+        id=listed.id if listed else f"hf:{repo}" if repo else reference.id_of(first),
         kind=kind,
         quant=reference.quant_of(first),
         repo=repo,

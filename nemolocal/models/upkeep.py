@@ -29,7 +29,7 @@ def import_path(path: str | Path, config: Config, known: Catalog | None = None) 
         raise ModelFileError(f"{found.path.name} is no chat model.", kind="unsupported")
     taken = {model.id.casefold() for model in store.list_models(config, known)}
     taken |= {model.id for model in known.models}
-    base = Path(reference.stem_of(found.path.name)).name.lstrip(".") or "model"
+    base = reference.id_of(found.path.name) or "model"
     names = [base, *(f"{base}-{i}" for i in range(2, len(taken) + 3))]
     name = next(name for name in names if name.casefold() not in taken)
     try:

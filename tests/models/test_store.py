@@ -209,6 +209,19 @@ def test_names_that_would_mean_two_files_become_longer(root: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+@pytest.mark.skipif(os.name == "nt", reason="such names cannot be there")
+def test_a_file_whose_name_reads_like_something_else_can_be_named_all_the_same(
+    root: Path, tmp_path: Path
+) -> None:
+    for name in ("we ird:name", "~til", "hf:a/x", "back\\slash", "two\nlines", " spaced "):
+        put(root / f"{name}.gguf")
+    models = listed()
+    assert set(models) == {"we ird_name", "_til", "hf_a/x", "back_slash", "two_lines", "_spaced_"}
+    for ref, model in models.items():
+        assert store.resolve(ref, config.load()) == model
+    assert upkeep.import_path(put(tmp_path / "..far:off.gguf"), config.load()).ref == "_far_off"
+
+
 def test_linked_folders_are_followed_but_never_round_and_round(root: Path, tmp_path: Path) -> None:
     put(tmp_path / "disk/far.gguf")
     (root / "more").symlink_to(tmp_path / "disk", target_is_directory=True)
