@@ -16,7 +16,7 @@ from typing import Any
 
 import platformdirs
 
-from nemolocal.errors import ConfigError
+from nemolocal.errors import ConfigError, UsageError
 
 APP = "nemolocal"
 PREFIX = "NEMOLOCAL_"
@@ -162,12 +162,12 @@ def find_paths(env: Mapping[str, str]) -> Paths:
 
 
 def expand(path: str | Path) -> Path:
-    """The path with `~` or `~user` at its beginning as that home folder. Raises ConfigError for a user whom
+    """The path with `~` or `~user` at its beginning as that home folder. Raises UsageError for a user whom
     the system does not know."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise ConfigError(
+        raise UsageError(
             f"'{path}' begins with a home folder that is not known.", hint="Write the whole path."
         ) from None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nemolocal import config
-from nemolocal.errors import ConfigError
+from nemolocal.errors import ConfigError, UsageError
 
 
 def write(home: Path, text: str) -> None:
@@ -137,7 +137,7 @@ def test_resources_are_found_in_a_clone() -> None:
 
 
 def test_a_home_folder_that_nobody_has() -> None:
-    with pytest.raises(ConfigError, match="whole path"):
+    with pytest.raises(UsageError, match="whole path"):
         _ = config.load({"models_dir": "~no-such-user/models"}).models_dir
-    with pytest.raises(ConfigError, match="whole path"):
+    with pytest.raises(UsageError, match="whole path"):
         config.load(env={"NEMOLOCAL_HOME": "~no-such-user"})

@@ -27,8 +27,9 @@ class LocalModel:
     """A model on this machine.
 
     `ref` is the reference that means this file alone; `id` the catalogue's, `hf:OWNER/REPO`, or the path
-    below the models folder without its suffix and without what references use for something else. `path` is what the engine is given (part 1 of a split model),
-    `parts` are all files that are there, `bytes` their size. `problem` is one line where the file cannot be
+    below the models folder without its suffix and without what references use for something else. `path`
+    is what the engine is given (part 1 of a split model), `parts` are all files that are there, `bytes` their
+    size. `problem` is one line where the file cannot be
     used. `pointer` is the note of an imported model, None for others. `changed` is in seconds since 1970.
     """
 

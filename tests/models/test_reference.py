@@ -65,6 +65,7 @@ def test_what_can_never_be_a_model_is_refused_with_the_right_form(text: str, hin
     with pytest.raises(UsageError) as caught:
         reference.parse(text)
     assert hint in str(caught.value)
+    assert type(caught.value) is UsageError  # a fault of the reference, not of the settings
     assert "\n" not in str(caught.value)
 
 
