@@ -85,18 +85,22 @@ class SlotCache:
     def make_room(self, n_cells: int) -> bool:
         """Forget idle slots, the least recently used first, until `n_cells` are free."""
         while self.n_free < n_cells:
-            kept = [slot for slot in self._slots if not slot.is_used and slot.tokens]
-            if not kept:
+            remembering = self._remembering()
+            if not remembering:
                 return False
-            self._truncate(min(kept, key=lambda slot: slot.last_used), 0)
+            self._truncate(min(remembering, key=lambda slot: slot.last_used), 0)
         return True
 
     def forget_idle(self) -> bool:
         """Forget what every idle slot holds; false when there was nothing to forget."""
-        kept = [slot for slot in self._slots if not slot.is_used and slot.tokens]
-        for slot in kept:
+        remembering = self._remembering()
+        for slot in remembering:
             self._truncate(slot, 0)
-        return bool(kept)
+        return bool(remembering)
+
+    def _remembering(self) -> list[Slot]:
+        """Idle slots that hold something."""
+        return [slot for slot in self._slots if not slot.is_used and slot.tokens]
 
     def _share(self, prompt: list[int], oldest: Slot) -> tuple[Slot, int]:
         """The slot to use and its known beginning, taken over or copied from the slot that knows most."""
