@@ -51,7 +51,9 @@ class SamplingParams:
     """How the next token is chosen. The defaults are llama.cpp's.
 
     `temperature` 0 means greedy. `top_k` 0 means no limit. `seed` None means a fresh one for each request.
-    `logit_bias` holds (token id, bias) pairs; a bias of -100 or less bans the token.
+    `logit_bias` holds (token id, bias) pairs; a bias of -100 or less bans the token. `mirostat_tau` above 0
+    turns mirostat 2 on, which takes the place of top-k, top-p, min-p and typical. `dry_last_n` -1 looks back
+    over the whole context. With `ignore_eos` the answer ends only at a stop string or a limit.
     """
 
     temperature: float = 0.8
@@ -65,6 +67,16 @@ class SamplingParams:
     penalty_last_n: int = 64
     seed: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_last_n: int = -1
+    dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    mirostat_tau: float = 0.0
+    mirostat_eta: float = 0.1
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +86,33 @@ class GenerationParams:
     `reuse_cache` says whether a beginning of the prompt that is still in the cache may be used. None means:
     unless a seed decides the text, since a prompt read in one go and a prompt whose beginning was kept round
     differently, and a seed asks for the same text again.
+
+    `n_logprobs` asks for the log probability of each token that is said, and of that many likeliest ones;
+    None asks for none. `shift_context` lets an answer that meets the end of the context go on by forgetting
+    the middle, where the model can. `speculate` False keeps the engine from guessing ahead. `adapters` are
+    (name, scale) of the LoRA adapters to use; None means those of the load.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     reuse_cache: bool | None = None
+    n_logprobs: int | None = None
+    shift_context: bool = False
+    speculate: bool = True
+    adapters: tuple[tuple[str, float], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts. `cached_tokens` is the part of the prompt that did not have to be read."""
+    """Token counts. `cached_tokens` is the part of the prompt that did not have to be read. Of the
+    `drafted_tokens` that were guessed ahead, `accepted_tokens` were what the model said."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +125,24 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token that could have been said and the natural logarithm of its probability, by the model itself:
+    before temperature, penalties and filters."""
+
+    token: int
+    piece: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The token that was said and the likeliest ones in its place, best first."""
+
+    chosen: Candidate
+    top: tuple[Candidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The first item of every stream: the prompt was accepted. Comes before the prompt is read."""
 
@@ -109,10 +151,12 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text; always whole characters, never empty. `n_tokens` is how many tokens it took."""
+    """New text; always whole characters, never empty. `n_tokens` is how many tokens it took; `logprobs`
+    describes each of them where the request asked for it."""
 
     text: str
     n_tokens: int = 1
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

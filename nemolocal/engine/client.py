@@ -211,8 +211,8 @@ def _translate(event: Event) -> StreamItem:
     match event:
         case Accepted(_, prompt_tokens):
             return Started(prompt_tokens)
-        case Chunk(_, text, n_tokens):
-            return Delta(text, n_tokens)
+        case Chunk(_, text, n_tokens, logprobs):
+            return Delta(text, n_tokens, logprobs)
         case Finished(_, reason, usage, timings):
             return Finish(reason, usage, timings)
         case Rejected(kind="context_length"):

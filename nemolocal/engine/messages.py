@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from nemolocal.types import FinishReason, GenerationParams, Prompt, Timings, Usage
+from nemolocal.types import FinishReason, GenerationParams, Prompt, Timings, TokenLogprob, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +137,7 @@ class Chunk:
     id: int
     text: str
     n_tokens: int
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
