@@ -20,6 +20,7 @@ from pathlib import Path
 from nemolocal.engine import worker
 from nemolocal.engine.messages import (
     Accepted,
+    Beat,
     Cancel,
     Chunk,
     Command,
@@ -180,6 +181,8 @@ class EngineClient:
             elif isinstance(event, LoadFailed):
                 if not self._ready.done():
                     self._ready.set_exception(EngineError(event.message, hint=event.hint))
+            elif isinstance(event, Beat):
+                pass
             elif stream := self._streams.get(event.id):
                 stream.put_nowait(event)
 

@@ -160,4 +160,9 @@ class Failed:
     is_dead: bool = True
 
 
-Event = LoadProgress | Ready | LoadFailed | Accepted | Rejected | Chunk | Finished | Failed
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A step was made and had nothing else to tell: the sign of life while a long prompt is read."""
+
+
+Event = Beat | LoadProgress | Ready | LoadFailed | Accepted | Rejected | Chunk | Finished | Failed
