@@ -25,6 +25,7 @@ class Resident:
     engine: EngineClient
     template: ChatTemplate
     device: str
+    name: str = ""
     n_leases: int = 0
 
 

@@ -21,13 +21,15 @@ from nemolocal.chat.template import ChatTemplate
 from nemolocal.config import Config
 from nemolocal.engine.client import EngineClient
 from nemolocal.engine.messages import LoadSpec
-from nemolocal.errors import ModelNotFoundError, NemoLocalError, TemplateError
+from nemolocal.errors import EngineError, ModelNotFoundError, NemoLocalError, TemplateError
 from nemolocal.hardware import Hardware
 from nemolocal.models import catalog, planning, reference, sizing, store
 from nemolocal.models.reference import PathRef
 from nemolocal.models.store import LocalModel
 from nemolocal.residency import Candidates, Residency, Resident
+from nemolocal.totals import ModelTotals, Totals
 from nemolocal.types import (
+    Finish,
     GenerationParams,
     Message,
     Prompt,
@@ -90,6 +92,7 @@ class Service:
         self._start_engine = start_engine
         self._residency = Residency(self._load)
         self._status = Status("idle")
+        self._totals = Totals()
         self._start_up: asyncio.Task[None] | None = None
         self._admitted: dict[str, LocalModel] = {}  # by the reference as it was written
         self._listing: tuple[float, list[LocalModel]] | None = None
@@ -124,6 +127,10 @@ class Service:
         if resident and not resident.engine.is_alive and self._status.state == "ready":
             return replace(self._status, state="idle", problem="The engine's process ended.")
         return self._status
+
+    def totals(self) -> dict[str, ModelTotals]:
+        """What each model has done since the program started, by its id."""
+        return self._totals.snapshot()
 
     # Models --------------------------------------------------------------------------------------
 
@@ -244,6 +251,26 @@ class Service:
         """The loaded model, which stays loaded while the lease is held; for ServedModel."""
         return self._residency.lease(candidates)
 
+    async def generate(
+        self, resident: Resident, prompt: Prompt, params: GenerationParams
+    ) -> AsyncGenerator[StreamItem, None]:
+        """The engine's stream, counted; for ServedModel."""
+        is_over = False
+        try:
+            async with aclosing(resident.engine.generate(prompt, params)) as stream:
+                async for item in stream:
+                    if isinstance(item, Finish):
+                        is_over = True
+                        self._totals.finished(resident.name, item)
+                    yield item
+        except EngineError:
+            self._totals.failed(resident.name)
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            if not is_over:
+                self._totals.cancelled(resident.name)
+            raise
+
     def loaded_ctx(self, candidates: Candidates) -> int:
         """The context of the loaded model when it is one of these, else 0."""
         resident = self._residency.serving(candidates)
@@ -257,10 +284,13 @@ class Service:
             problem = str(error) or type(error).__name__
             self._status = Status("failed", model=candidates[0].id, problem=problem)
             log.error("loading %s failed: %s", candidates[0].id, problem)
+            if isinstance(error, Exception):
+                self._totals.load_failed(candidates[0].id)
             raise
 
     async def _start(self, candidates: Candidates) -> Resident:
         """Look at the hardware, plan, start the engine."""
+        began = time.monotonic()
         hardware = await asyncio.to_thread(self._detect)
         plan = await asyncio.to_thread(self.plan, candidates, hardware)
         model = next(model for model in candidates if str(model.path) == plan.candidate.file)
@@ -280,16 +310,18 @@ class Service:
             await engine.close()
             raise
         device = _device(plan)
+        name = _names(self._usable()).get(model.path, model.ref)
         self._status = Status(
             "ready",
-            model=_names(self._usable()).get(model.path, model.ref),
+            model=name,
             device=device,
             n_ctx=info.n_ctx,
             n_slots=spec.n_slots,
             progress=1.0,
         )
         log.info("loaded %s on %s, context %d", model.ref, device, info.n_ctx)
-        return Resident(model, engine, template, device)
+        self._totals.loaded(name, seconds=time.monotonic() - began)
+        return Resident(model, engine, template, device, name)
 
     def plan(self, candidates: Candidates, hardware: Hardware) -> sizing.Plan:
         """How one of these files would be loaded on this hardware, with the user's settings.
@@ -345,7 +377,7 @@ class ServedModel:
             template = resident.template
             prompt = await asyncio.to_thread(template.render, messages)
             params = replace(params, stop=(*params.stop, *template.stop))
-            async with aclosing(resident.engine.generate(prompt, params)) as stream:
+            async with aclosing(self._service.generate(resident, prompt, params)) as stream:
                 async for item in stream:
                     yield item
 
@@ -356,7 +388,7 @@ class ServedModel:
         raw: Prompt = (Segment(prompt, is_control=True),) if isinstance(prompt, str) else tuple(prompt)
         async with (
             self._service.lease(self._candidates) as resident,
-            aclosing(resident.engine.generate(raw, params)) as stream,
+            aclosing(self._service.generate(resident, raw, params)) as stream,
         ):
             async for item in stream:
                 yield item

@@ -47,7 +47,8 @@ class FakeEngine:
     def __init__(self) -> None:
         self.specs: list[LoadSpec] = []
         self.prompts: list[Prompt] = []
-        self.error: Exception | None = None
+        self.error: Exception | None = None  # of a load
+        self.fault: Exception | None = None  # of a request
         self.template = synthetic.CHATML
         self.is_alive = True
 
@@ -72,7 +73,9 @@ class FakeEngine:
         self.prompts.append(prompt)
         yield Started(3)
         yield Delta("yes")
-        yield Finish("stop", Usage(3, 1), Timings(0, 0, 0))
+        if self.fault:
+            raise self.fault
+        yield Finish("stop", Usage(3, 1, cached_tokens=2), Timings(0.5, 1.0, 2.0))
 
     async def close(self) -> None:
         self.is_alive = False
@@ -246,3 +249,28 @@ async def test_load_that_ends_unforeseen_is_no_longer_loading(engine: FakeEngine
     with pytest.raises(OSError, match="no more files"):
         await text_of(made, "one")
     assert (made.status().state, made.status().problem) == ("failed", "no more files")
+
+
+async def test_totals(engine: FakeEngine, tiny: Path) -> None:
+    put(tiny, "one.gguf", "two.gguf")
+    made = service(engine)
+    assert made.totals() == {}
+    await text_of(made, "one")
+    await text_of(made, "one")
+    one = made.totals()["one"]
+    assert (one.n_requests, one.n_loads, one.n_failures) == (2, 1, 0)
+    assert (one.prompt_tokens, one.completion_tokens, one.cached_tokens) == (6, 2, 4)
+    assert (one.queue_s, one.prompt_s, one.decode_s) == (1.0, 2.0, 4.0)
+    stream = made.find_model("one").chat(HI, GenerationParams())
+    await anext(stream)
+    await stream.aclose()
+    engine.fault = EngineError("no")
+    with pytest.raises(EngineError):
+        await text_of(made, "one")
+    engine.error = EngineError("no")
+    with pytest.raises(EngineError):
+        await text_of(made, "two")
+    totals = made.totals()
+    assert (totals["one"].n_cancelled, totals["one"].n_failures, totals["one"].n_requests) == (1, 1, 2)
+    assert (totals["two"].n_failed_loads, totals["two"].n_loads) == (1, 0)
+    assert one.n_cancelled == 0  # what was handed out does not change
