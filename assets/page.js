@@ -42,6 +42,9 @@
     set(document.querySelector("#settings-toggle"), "aria-controls", "settings");
     set(document.querySelector("#notice"), "role", "alert");
     set(document.querySelector("#status"), "role", "status");
+    for (const line of document.querySelectorAll("#messages [data-testid=bot]:has(small)")) {
+      set(line, "aria-label", line.textContent.trim());
+    }
     // The header's buttons show icons; their names become labels, which the style sheet shows as tool tips.
     for (const button of document.querySelectorAll("#header button")) {
       set(button, "aria-label", button.textContent.trim());
@@ -61,10 +64,11 @@
   });
 
   // The server puts an invisible character where a tag could begin, and characters of its own for the marks
-  // of formulae (nemolocal/ui/markup.py); what is copied goes without them.
+  // of formulae (nemolocal/ui/markup.py); what is copied goes without them, and without an answer's figures.
   const marks = ["$$", "$$", "\\[", "\\]", "\\(", "\\)", "$", "$"];
   const clean = (text) =>
     text
+      .replace(/\s*<small>[^<]*<\/small>/g, "") // the figures: in what others wrote, no tag stands like this
       .replace(/(<|!(?=\u2060\[)|```|%%%)\u2060/g, "$1")
       .replace(/[\ue000-\ue007]/g, (mark) => marks[mark.charCodeAt(0) - 0xe000]);
   if (navigator.clipboard) {

@@ -9,6 +9,7 @@ from nemolocal import config
 from nemolocal.errors import ContextLengthError, ModelNotFoundError
 from nemolocal.service import ModelCard, Service, Status
 from nemolocal.types import (
+    Candidate,
     Delta,
     Finish,
     GenerationParams,
@@ -17,6 +18,7 @@ from nemolocal.types import (
     Started,
     StreamItem,
     Timings,
+    TokenLogprob,
     Usage,
 )
 
@@ -35,6 +37,9 @@ class FakeTextModel:
         self.error: Exception | None = None  # raised after the first piece
         self.calls: list[tuple[tuple[Message, ...] | str | tuple[int, ...], GenerationParams]] = []
         self.n_closed_early = 0
+        self.cached_tokens = 0
+        self.drafted_tokens = 0
+        self.accepted_tokens = 0
 
     def chat(self, messages: Sequence[Message], params: GenerationParams) -> AsyncIterator[StreamItem]:
         self.calls.append((tuple(messages), params))
@@ -59,14 +64,22 @@ class FakeTextModel:
                 if n_new == params.max_tokens or n_prompt + n_new == self.n_ctx:
                     break
                 n_new += 1
-                yield Delta(piece)
+                yield Delta(piece, logprobs=self._logprobs(piece, params))
                 if self.error is not None:
                     raise self.error
         except (GeneratorExit, asyncio.CancelledError):
             self.n_closed_early += 1
             raise
         is_cut = n_new == params.max_tokens or n_prompt + n_new == self.n_ctx
-        yield Finish("length" if is_cut else "stop", Usage(n_prompt, n_new), Timings(0.0, 0.01, 0.02))
+        usage = Usage(n_prompt, n_new, self.cached_tokens, self.drafted_tokens, self.accepted_tokens)
+        yield Finish("length" if is_cut else "stop", usage, Timings(0.0, 0.01, 0.02))
+
+    def _logprobs(self, piece: str, params: GenerationParams) -> tuple[TokenLogprob, ...]:
+        """Each piece is one token, whose rivals are "0", "1" and so on, ever less likely."""
+        if params.n_logprobs is None:
+            return ()
+        top = [Candidate(n, str(n).encode(), -1.0 - n) for n in range(params.n_logprobs)]
+        return (TokenLogprob(Candidate(99, piece.encode(), -0.5), tuple(top)),)
 
 
 class FakeService(Service):
@@ -81,6 +94,7 @@ class FakeService(Service):
         self.on_load: Callable[[str], None] = lambda ref: None
         self.started: list[tuple[str, ...]] = []
         self.n_closed = 0
+        self.kept_alive_s: list[float | None] = []  # what each call of find_model asked for
 
     async def start(self, refs: Sequence[str] = ()) -> None:
         self.started.append(tuple(refs))
@@ -106,7 +120,8 @@ class FakeService(Service):
             )
         ]
 
-    def find_model(self, ref: str | None) -> FakeTextModel:
+    def find_model(self, ref: str | None, *, keep_alive_s: float | None = None) -> FakeTextModel:
+        self.kept_alive_s.append(keep_alive_s)
         if ref not in (None, self.model.id):
             raise ModelNotFoundError(f"No model named '{ref}' is here.", hint="See GET /v1/models.")
         return self.model

@@ -68,7 +68,8 @@ class Answer:
             self.finish = item
             n_new, decode_s = item.usage.completion_tokens, item.timings.decode_s
             speed = n_new / decode_s if decode_s > 0 else 0.0
-            self.meter = replace(self.meter, new_tokens=n_new, tokens_per_s=speed)
+            n_cached = item.usage.cached_tokens
+            self.meter = replace(self.meter, new_tokens=n_new, tokens_per_s=speed, cached_tokens=n_cached)
 
     def note(self, problem: str) -> str:
         """Why the answer is not whole, in a few words; "" when it is."""
@@ -115,5 +116,6 @@ async def answer(
                 yield frame()
     except Exception as error:  # the page's border
         problem = as_problem(error)
-    chat = with_answer(chat, growing.text, growing.note(problem))
+    figures = status.figures(growing.meter)
+    chat = with_answer(chat, growing.text, growing.note(problem), figures=figures)
     yield Frame(chat, replace(growing.meter, phase="idle"), problem=problem, is_last=True)

@@ -16,11 +16,12 @@ OPENED, CLOSED = "<think>", "</think>"
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What a person asked and what came back. `answer` is the model's text as it came, its thinking
-    included. `note` says in a few words why an answer is not whole."""
+    included. `note` says in a few words why an answer is not whole, `figures` what it took."""
 
     question: str
     answer: str = ""
     note: str = ""
+    figures: str = ""
 
 
 Chat = tuple[Turn, ...]
@@ -52,9 +53,10 @@ def is_waiting(chat: Chat) -> bool:
     return bool(chat) and not chat[-1].answer and not chat[-1].note
 
 
-def with_answer(chat: Chat, answer: str, note: str = "") -> Chat:
-    """The last turn's answer as far as it is written; `note` tells of an early end."""
-    return (*chat[:-1], replace(chat[-1], answer=answer, note=note))
+def with_answer(chat: Chat, answer: str, note: str = "", *, figures: str = "") -> Chat:
+    """The last turn's answer as far as it is written; `note` tells of an early end, `figures` of a whole
+    or an early one what it took."""
+    return (*chat[:-1], replace(chat[-1], answer=answer, note=note, figures=figures))
 
 
 def split_thinking(answer: str) -> tuple[str, str, bool]:
@@ -91,6 +93,9 @@ def shown(turn: Turn, *, waiting: str = "") -> list[dict[str, Any]]:
         found.append(_message("assistant", "", title=waiting, status="pending"))
     if turn.note:
         found.append(_message("assistant", f"*{turn.note}*"))
+    if turn.figures:
+        # The one tag that is not guarded, so that the page knows the line and leaves it out of copies.
+        found.append(_raw("assistant", f"<small>{turn.figures}</small>"))
     return found
 
 
@@ -120,8 +125,12 @@ def to_markdown(chat: Chat) -> str:
 
 
 def _message(role: str, text: str, *, title: str = "", status: str = "") -> dict[str, Any]:
-    # The text is an item of its own, since gradio strips the indentation of plain strings.
-    message: dict[str, Any] = {"role": role, "content": [{"type": "text", "text": guarded(text)}]}
+    message = _raw(role, guarded(text))
     if title:
         message["metadata"] = {"title": title, "status": status}
     return message
+
+
+def _raw(role: str, markdown: str) -> dict[str, Any]:
+    # The text is an item of its own, since gradio strips the indentation of plain strings.
+    return {"role": role, "content": [{"type": "text", "text": markdown}]}

@@ -22,6 +22,7 @@ class Meter:
     new_tokens: int = 0
     n_ctx: int = 0
     tokens_per_s: float = 0.0
+    cached_tokens: int = 0
 
 
 def waiting_for(status: Status, meter: Meter, elapsed_s: float) -> str:
@@ -49,6 +50,18 @@ def line(status: Status, meter: Meter) -> str:
     if meter.tokens_per_s and status.state != "loading":
         parts.append(f"<span>{meter.tokens_per_s:.1f} tokens/s</span>")
     return f'<div class="status-line">{"".join(parts)}</div>'
+
+
+def figures(meter: Meter) -> str:
+    """What an answer took, in a few words; "" where nothing was written. One line without a tag."""
+    if not meter.new_tokens:
+        return ""
+    parts = [f"{meter.new_tokens:,} token{'s' if meter.new_tokens > 1 else ''}"]
+    if meter.tokens_per_s:
+        parts.append(f"{meter.tokens_per_s:.1f} tokens/s")
+    if meter.cached_tokens:
+        parts.append(f"{meter.cached_tokens:,} of {meter.prompt_tokens:,} prompt tokens cached")
+    return " · ".join(parts)
 
 
 def notice(problem: str) -> str:

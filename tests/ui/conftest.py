@@ -142,7 +142,19 @@ class Tab:
 
     @property
     def answers(self) -> list[str]:
-        return [text.strip() for text in self.page.locator("#messages .bot-row").all_inner_texts()]
+        """What was answered, without the line of figures below it."""
+        texts = []
+        for row in self.page.locator("#messages .bot-row").all():
+            text = row.inner_text().strip()
+            for line in row.locator("small").all_inner_texts():
+                text = text.removesuffix(line).strip()
+            texts.append(text)
+        return texts
+
+    @property
+    def figures(self) -> list[str]:
+        """The lines below the answers that say what they took."""
+        return self.page.locator("#messages .bot-row small").all_inner_texts()
 
     def act(self, name: str) -> None:
         """Press one of the buttons at the last message that has it."""

@@ -37,7 +37,7 @@ async def test_a_whole_answer() -> None:
     assert frames[0].waiting == "Waiting"
     last = frames[-1]
     assert last.is_last
-    assert last.chat == (Turn("hi there", "Hello there."),)
+    assert last.chat == (Turn("hi there", "Hello there.", figures="3 tokens · 150.0 tokens/s"),)
     assert (last.meter.phase, last.meter.prompt_tokens, last.meter.new_tokens) == ("idle", 4, 3)
     assert last.meter.tokens_per_s == 150
     assert last.meter.n_ctx == 8192
@@ -59,7 +59,7 @@ async def test_the_system_prompt_and_the_options_reach_the_model() -> None:
 async def test_an_answer_that_was_cut_says_why(n_ctx: int, max_tokens: int, note: str) -> None:
     service = FakeService(FakeTextModel(n_ctx=n_ctx))
     frames = await frames_of(service, options=Options(max_tokens=max_tokens))
-    assert frames[-1].chat[-1] == Turn("hi there", "Hello there", note)
+    assert frames[-1].chat[-1] == Turn("hi there", "Hello there", note, "2 tokens · 100.0 tokens/s")
 
 
 async def test_a_failure_in_mid_answer_keeps_the_text() -> None:
@@ -67,7 +67,7 @@ async def test_a_failure_in_mid_answer_keeps_the_text() -> None:
     service.model.error = EngineDiedError("It died.", hint="Ask again.")
     last = (await frames_of(service))[-1]
     assert last.problem == "It died. Ask again."
-    assert last.chat == (Turn("hi there", "Hello", "Not finished."),)
+    assert last.chat == (Turn("hi there", "Hello", "Not finished.", "1 token"),)
 
 
 async def test_a_refusal_is_one_line_and_no_answer() -> None:
@@ -75,6 +75,14 @@ async def test_a_refusal_is_one_line_and_no_answer() -> None:
     assert "2 tokens" in last.problem
     assert "\n" not in last.problem
     assert last.chat[-1].note == "No answer."
+    assert last.chat[-1].figures == ""
+
+
+async def test_the_cached_part_of_the_prompt_is_told() -> None:
+    service = FakeService()
+    service.model.cached_tokens = 1
+    last = (await frames_of(service))[-1]
+    assert last.chat[-1].figures == "3 tokens · 150.0 tokens/s · 1 of 2 prompt tokens cached"
 
 
 async def test_an_unknown_model_and_impossible_options_are_told() -> None:

@@ -49,7 +49,7 @@ async def test_send_then_reply() -> None:
     assert composer.stop_btn == "Stop"
     values = await replies(at, chat)
     last_chat, _, composer, meter, status, notice = values[-1]
-    assert last_chat == (Turn("hello", "Hello there."),)
+    assert last_chat == (Turn("hello", "Hello there.", figures="3 tokens · 150.0 tokens/s"),)
     assert composer.submit_btn == "Send"
     assert meter.new_tokens == 3
     assert "Ready" in status

@@ -88,6 +88,28 @@ def test_each_message_of_the_view_leads_back_to_its_turn() -> None:
     assert [turn_at(TWO, index) for index in range(len(view))] == [0, 0, 1, 1, 1, 1]
 
 
+def test_the_figures_stand_last_and_belong_to_their_turn() -> None:
+    chat = (Turn("q", "a", "Stopped.", "3 tokens"), Turn("r", "<small>b</small>"))
+    view = display(chat)
+    assert [text for _, text in texts(view)] == [
+        "q",
+        "a",
+        "*Stopped.*",
+        "<small>3 tokens</small>",
+        "r",
+        "<\u2060small>b<\u2060/small>",
+    ]
+    assert [turn_at(chat, index) for index in range(len(view))] == [0, 0, 0, 0, 1, 1]
+    assert "3 tokens" not in to_markdown(chat)
+    assert [message.content for message in messages(sent(chat, "s"), "")] == [
+        "q",
+        "a",
+        "r",
+        "<small>b</small>",
+        "s",
+    ]
+
+
 def test_an_export_holds_questions_answers_and_notes() -> None:
     assert to_markdown((Turn("<b>?", "One."), TWO[1])) == (
         "# Conversation\n\n## Question\n\n\\<b>?\n\n## Answer\n\nOne.\n\n"

@@ -179,6 +179,18 @@ def test_code_is_copied_as_it_was_written(site: Site, tab: Tab) -> None:
     assert "\u2060" not in tab.page.evaluate("navigator.clipboard.readText()")
 
 
+def test_an_answers_figures_stand_below_it_and_are_not_copied(site: Site, tab: Tab) -> None:
+    site.service.model = FakeTextModel(["Written: <small>1 token</small>, ", "and more."])
+    site.model.cached_tokens = 1
+    tab.ask("Say it.")
+    assert tab.answers == ["Written: <\u2060small>1 token<\u2060/small>, and more."]
+    assert tab.figures == ["2 tokens · 100.0 tokens/s · 1 of 2 prompt tokens cached"]
+    tab.act("Copy message")
+    tab.page.wait_for_timeout(150)
+    copied = tab.page.evaluate("navigator.clipboard.readText()")
+    assert copied == "Written: <small>1 token</small>, and more."
+
+
 def test_settings_reach_the_model_and_outlive_a_reload(site: Site, tab: Tab) -> None:
     tab.page.click("#settings-toggle")
     tab.page.fill("#system-prompt textarea", "Be brief.")

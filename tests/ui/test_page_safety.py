@@ -154,7 +154,7 @@ def test_ordinary_markdown_looks_right_while_it_comes_and_after(site: Site, tab:
     site.service.model = FakeTextModel([text[i : i + 5] for i in range(0, len(text), 5)])
     site.model.delay_s = 0.01
     tab.type("Show me.")
-    answer = tab.page.locator("#messages .bot-row .prose").last
+    answer = tab.page.locator("#messages .bot-row .prose").first
     expect(answer.locator("h1")).to_have_text("Title")
     expect(answer.locator("strong")).to_have_text("bold")
     assert tab.page.locator("#composer .stop-button").is_visible()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from nemolocal.service import Status
-from nemolocal.ui.status import Meter, line, notice, waiting_for
+from nemolocal.ui.status import Meter, figures, line, notice, waiting_for
 
 READY = Status("ready", model="nemo", device="RTX 4090", n_ctx=4096, n_slots=4, progress=1.0)
 
@@ -43,6 +43,13 @@ def test_what_goes_on_before_the_first_word() -> None:
     assert waiting_for(READY, Meter("waiting"), 0.1) == "Waiting"
     assert waiting_for(READY, Meter("reading", prompt_tokens=5000), 0.2) == "Reading"
     assert waiting_for(READY, Meter("reading", prompt_tokens=5000), 2.2) == "Reading 5,000 tokens, 2 s"
+
+
+def test_what_an_answer_took() -> None:
+    assert figures(Meter(prompt_tokens=5)) == ""
+    assert figures(Meter(new_tokens=1)) == "1 token"
+    whole = Meter(prompt_tokens=2000, new_tokens=1234, tokens_per_s=45.26, cached_tokens=1500)
+    assert figures(whole) == "1,234 tokens · 45.3 tokens/s · 1,500 of 2,000 prompt tokens cached"
 
 
 def test_names_and_problems_are_text_on_one_line() -> None:
