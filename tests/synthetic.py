@@ -93,29 +93,29 @@ def write(
     writer = gguf.GGUFWriter(
         path, d.architecture, split_max_tensors=n_tensors_per_part, split_max_size=0, dry_run=False
     )
-    _add_dimensions(writer, d)
+    add_dimensions(writer, d)
     if has_vocab:
-        _add_vocab(writer, d.n_vocab)
+        add_vocab(writer, d.n_vocab)
     else:
         writer.add_tokenizer_model("no_vocab")
     if chat_template is not None:
         writer.add_chat_template(chat_template)
     for key, value in (keys or {}).items():
-        _add_key(writer, key, value)
+        add_key(writer, key, value)
     for key, value in (overrides or {}).items():
         writer.kv_data[0].pop(key, None)
-        _add_key(writer, key, value)
+        add_key(writer, key, value)
     rng = np.random.default_rng(seed)
-    for name, dims in _tensors(d):
+    for name, dims in tensors(d):
         kind = _tensor_type(name, dims, Type[type_name])
         if weights == "none":
             n_block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
             n_bytes = int(np.prod(dims, dtype=np.int64)) // n_block * block_bytes
             writer.add_tensor_info(name, dims[::-1], np.dtype(np.float32), n_bytes, raw_dtype=kind)
         else:
-            values = _values(rng, name, dims)
+            values = random_values(rng, name, dims)
             writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
-    return _save(writer, path, weights=weights)
+    return save(writer, path, weights=weights)
 
 
 def _tensor_type(name: str, dims: tuple[int, ...], wanted: Type) -> Type:
@@ -125,7 +125,7 @@ def _tensor_type(name: str, dims: tuple[int, ...], wanted: Type) -> Type:
     return wanted if is_matrix and fits else Type.F32
 
 
-def _save(writer: gguf.GGUFWriter, path: Path, *, weights: str) -> Path:
+def save(writer: gguf.GGUFWriter, path: Path, *, weights: str) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     if weights == "none":
@@ -142,7 +142,7 @@ def _save(writer: gguf.GGUFWriter, path: Path, *, weights: str) -> Path:
     return written
 
 
-def _add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, str):
         writer.add_string(key, value)
     elif isinstance(value, bool):
@@ -155,7 +155,7 @@ def _add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_array(key, value)
 
 
-def _add_dimensions(writer: gguf.GGUFWriter, d: Dimensions) -> None:
+def add_dimensions(writer: gguf.GGUFWriter, d: Dimensions) -> None:
     kinds = layer_kinds(d)
     n_extra = d.n_extra_layers
     length = d.head_dim or d.n_embd // d.n_head
@@ -216,7 +216,7 @@ def _at(value: int | tuple[int, ...], il: int) -> int:
     return value if isinstance(value, int) else value[il]
 
 
-def _add_vocab(writer: gguf.GGUFWriter, n_vocab: int) -> None:
+def add_vocab(writer: gguf.GGUFWriter, n_vocab: int) -> None:
     """A byte-level vocabulary with a few merges and the ChatML control tokens."""
     bytes_ = [_byte_character(b) for b in range(256)]
     merges = ["t h", "h e", "i n", "e r", "a n", "o n", "r e", "th e", "in g", "an d"]
@@ -248,7 +248,7 @@ def _byte_character(byte: int) -> str:
     return chr(256 + sum(1 for b in range(byte) if b not in prints))
 
 
-def _values(rng: np.random.Generator, name: str, dims: tuple[int, ...]) -> np.ndarray:
+def random_values(rng: np.random.Generator, name: str, dims: tuple[int, ...]) -> np.ndarray:
     shape = dims[::-1]
     if name.endswith("ssm_a"):
         return -np.abs(rng.normal(1.0, 0.2, shape)).astype(np.float32)
@@ -263,7 +263,7 @@ def _values(rng: np.random.Generator, name: str, dims: tuple[int, ...]) -> np.nd
 Tensors = Iterator[tuple[str, tuple[int, ...]]]
 
 
-def _tensors(d: Dimensions) -> Tensors:
+def tensors(d: Dimensions) -> Tensors:
     """Names and sizes of all tensors, the length of a row first."""
     yield "token_embd.weight", (d.n_embd, d.n_vocab)
     yield "output_norm.weight", (d.n_embd,)
