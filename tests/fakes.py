@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from nemolocal import config
 from nemolocal.errors import ContextLengthError, ModelNotFoundError
 from nemolocal.service import ModelCard, Service, Status
+from nemolocal.totals import ModelTotals
 from nemolocal.types import (
     Candidate,
     Delta,
@@ -94,6 +95,7 @@ class FakeService(Service):
         self.on_load: Callable[[str], None] = lambda ref: None
         self.started: list[tuple[str, ...]] = []
         self.n_closed = 0
+        self.done: dict[str, ModelTotals] = {}
         self.kept_alive_s: list[float | None] = []  # what each call of find_model asked for
 
     async def start(self, refs: Sequence[str] = ()) -> None:
@@ -104,6 +106,9 @@ class FakeService(Service):
 
     def status(self) -> Status:
         return self.current
+
+    def totals(self) -> dict[str, ModelTotals]:
+        return self.done
 
     def list_models(self) -> list[ModelCard]:
         return [

@@ -16,13 +16,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nemolocal.api import errors, security
+from nemolocal.api import errors, metrics, security
 from nemolocal.api.openai import chat, completions, models
 from nemolocal.api.page import Page
 from nemolocal.errors import NemoLocalError
 from nemolocal.service import Service
 
-API_ROOTS = ("/v1", "/health")
+API_ROOTS = ("/v1", "/health", "/metrics")
 NO_PAGE = "NemoLocal serves its API at /v1. This is the headless server; `nemolocal ui` has the page.\n"
 
 
@@ -72,7 +72,7 @@ class Port:
         api.add_api_route("/health", health, methods=["GET", "HEAD"])
         if self._page is None:
             api.add_api_route("/", no_page, methods=["GET", "HEAD"])
-        for dialect in (models, chat, completions):
+        for dialect in (models, chat, completions, metrics):
             api.include_router(dialect.router)
         return api
 

@@ -17,10 +17,17 @@ from nemolocal.errors import InvalidRequestError
 
 MAX_BODY_BYTES = 16 << 20
 
-Schema = TypeVar("Schema", bound=pydantic.BaseModel)
+
+class Schema(pydantic.BaseModel):
+    """A wire shape: no number is read out of a string, nothing is infinite, unknown fields are ignored."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
 
 
-async def read(request: Request, schema: type[Schema]) -> Schema:
+Body = TypeVar("Body", bound=pydantic.BaseModel)
+
+
+async def read(request: Request, schema: type[Body]) -> Body:
     """The request's JSON body as a `schema`."""
     return check(schema, parse(await read_bytes(request)))
 
@@ -53,7 +60,7 @@ def parse(raw: bytes) -> Any:
         raise InvalidRequestError(f"The body is not valid JSON: {error}.") from None
 
 
-def check(schema: type[Schema], data: Any) -> Schema:
+def check(schema: type[Body], data: Any) -> Body:
     """`data` as a `schema`; the first fault is raised."""
     if not isinstance(data, dict):
         raise InvalidRequestError("The body must be a JSON object.")

@@ -9,17 +9,18 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from nemolocal.types import Delta, Finish, Started, StreamItem
+from nemolocal.types import Delta, Finish, Started, StreamItem, TokenLogprob
 
 N_WAITING = 256  # items read ahead of a slow client, over all choices
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One choice as a whole."""
+    """One choice as a whole. `logprobs` describes its tokens where the request asked for it."""
 
     text: str
     finish: Finish
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Choices:
@@ -77,7 +78,7 @@ class Choices:
     async def collect(self) -> list[Answer]:
         """Start, wait for the end, close: every choice as a whole, in order."""
         await self.start()
-        texts: list[list[str]] = [[] for _ in self._streams]
+        deltas: list[list[Delta]] = [[] for _ in self._streams]
         finishes: dict[int, Finish] = {}
         try:
             while len(finishes) < self.n:
@@ -85,10 +86,10 @@ class Choices:
                     if isinstance(item, Finish):
                         finishes[index] = item
                     else:
-                        texts[index].append(item.text)
+                        deltas[index].append(item)
         finally:
             await self.close()
-        return [Answer("".join(texts[index]), finishes[index]) for index in range(self.n)]
+        return [_joined(deltas[index], finishes[index]) for index in range(self.n)]
 
     async def close(self) -> None:
         """End every generation that still runs; returns when the engine has been told."""
@@ -108,6 +109,11 @@ class Choices:
         finally:
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
+
+
+def _joined(deltas: Sequence[Delta], finish: Finish) -> Answer:
+    text = "".join(delta.text for delta in deltas)
+    return Answer(text, finish, tuple(token for delta in deltas for token in delta.logprobs))
 
 
 def _unpack(entry: tuple[int, StreamItem | Exception]) -> tuple[int, StreamItem]:

@@ -7,8 +7,17 @@ from typing import Any
 
 import pytest
 
+from nemolocal.api.openai.figures import usage
 from nemolocal.errors import TemplateError
-from nemolocal.types import GenerationParams, Message, SamplingParams, ToolCall
+from nemolocal.types import (
+    Finish,
+    GenerationParams,
+    Message,
+    SamplingParams,
+    Timings,
+    ToolCall,
+    Usage,
+)
 from tests.api.serving import CHAT, assert_error, chat, client, post, user
 from tests.fakes import FakeService, FakeTextModel
 
@@ -57,6 +66,30 @@ async def test_timings_stand_beside_the_usage() -> None:
     )
 
 
+async def test_what_was_cached_and_guessed_is_told() -> None:
+    service = FakeService()
+    service.model.cached_tokens, service.model.drafted_tokens, service.model.accepted_tokens = 2, 8, 5
+    body = (await chat(service, messages=user("one two three"), n=2)).json()
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert body["usage"]["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 10,
+        "rejected_prediction_tokens": 6,
+    }
+    assert (body["timings"]["draft_n"], body["timings"]["draft_n_accepted"]) == (16, 10)
+
+
+async def test_where_nothing_was_guessed_nothing_is_told_of_it() -> None:
+    assert "draft_n" not in (await chat(FakeService())).json()["timings"]
+
+
+def test_a_prompt_that_one_choice_read_was_not_cached() -> None:
+    """The choices of a prompt share what one of them read, whichever was first."""
+    times = Timings(0.0, 0.0, 0.0)
+    finishes = [Finish("stop", Usage(9, 1, cached_tokens=n), times) for n in (8, 4, 8, 0, 0, 0)]
+    assert usage(finishes, n_per_prompt=3)["prompt_tokens_details"] == {"cached_tokens": 4}
+    assert usage(finishes, n_per_prompt=3)["prompt_tokens"] == 18
+
+
 async def test_no_fingerprint_promises_equal_texts() -> None:
     assert "system_fingerprint" not in (await chat(FakeService(), seed=1)).json()
 
@@ -82,7 +115,10 @@ async def test_null_is_as_absent() -> None:
     names = (
         "model max_tokens max_completion_tokens stop top_p n seed logit_bias user tools tool_choice "
         "response_format stream_options stream temperature top_k min_p typical_p repeat_penalty logprobs "
-        "presence_penalty frequency_penalty cache_prompt functions function_call top_logprobs audio"
+        "presence_penalty frequency_penalty cache_prompt functions function_call top_logprobs audio "
+        "repeat_last_n dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers "
+        "xtc_probability xtc_threshold mirostat mirostat_tau mirostat_eta ignore_eos context_shift lora "
+        "keep_alive"
     )
     plain, nulls = FakeService(), FakeService()
     await chat(plain)
@@ -211,6 +247,22 @@ async def test_every_sampling_field_reaches_the_model() -> None:
         stop="END",
         max_tokens=8,
         cache_prompt=False,
+        repeat_last_n=-1,
+        dry_multiplier=0.8,
+        dry_base=2,
+        dry_allowed_length=3,
+        dry_penalty_last_n=128,
+        dry_sequence_breakers=["\n", "。"],
+        xtc_probability=0.5,
+        xtc_threshold=0.2,
+        mirostat=2,
+        mirostat_tau=4,
+        mirostat_eta=0.2,
+        ignore_eos=True,
+        context_shift=True,
+        logprobs=True,
+        top_logprobs=4,
+        lora=[{"id": "style", "scale": 0.5}, {"id": 1}],
     )
     assert asked(service)[1] == GenerationParams(
         sampling=SamplingParams(
@@ -224,10 +276,24 @@ async def test_every_sampling_field_reaches_the_model() -> None:
             frequency_penalty=0.5,
             seed=3,
             logit_bias=((5, 1.0), (6, -100.0)),
+            penalty_last_n=-1,
+            dry_multiplier=0.8,
+            dry_base=2.0,
+            dry_allowed_length=3,
+            dry_last_n=128,
+            dry_breakers=("\n", "。"),
+            xtc_probability=0.5,
+            xtc_threshold=0.2,
+            mirostat_tau=4.0,
+            mirostat_eta=0.2,
+            ignore_eos=True,
         ),
         max_tokens=8,
         stop=("END",),
         reuse_cache=False,
+        n_logprobs=4,
+        shift_context=True,
+        adapters=(("style", 0.5), ("1", 1.0)),
     )
 
 
@@ -252,6 +318,36 @@ async def test_what_a_request_leaves_open_the_settings_say() -> None:
     assert (first.temperature, first.top_p, first.top_k, first.min_p) == (0.1, 0.2, 3, 0.4)
     assert (second.temperature, second.top_p) == (0.9, 0.2)
     assert first.seed is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "tau"),
+    [
+        ({}, 0.0),
+        ({"mirostat": 0, "mirostat_tau": 3}, 0.0),
+        ({"mirostat_tau": 3}, 0.0),
+        ({"mirostat": 2}, 5.0),
+        ({"mirostat": 2, "mirostat_tau": 3}, 3.0),
+    ],
+)
+async def test_mirostat_is_on_only_where_it_was_asked_for(fields: dict[str, Any], tau: float) -> None:
+    service = FakeService()
+    await chat(service, **fields)
+    assert asked(service)[1].sampling.mirostat_tau == tau
+
+
+async def test_the_first_mirostat_is_refused_with_the_way_out() -> None:
+    message = assert_error(
+        await chat(FakeService(), mirostat=1), 400, param="mirostat", code="unsupported_parameter"
+    )
+    assert "Send 2" in message
+
+
+async def test_no_adapter_and_none_named_are_told_apart() -> None:
+    service = FakeService()
+    for fields in ({}, {"lora": None}, {"lora": []}):
+        await chat(service, **fields)
+    assert [params.adapters for _, params in service.model.calls] == [None, None, ()]
 
 
 @pytest.mark.parametrize(
@@ -290,6 +386,46 @@ async def test_what_a_request_leaves_open_the_settings_say() -> None:
         ("logit_bias", {"16439": "x"}),
         ("logit_bias", {"16439": None}),
         ("logit_bias", [1]),
+        ("repeat_last_n", -2),
+        ("repeat_last_n", 2**31),
+        ("repeat_last_n", 1.5),
+        ("dry_multiplier", -0.1),
+        ("dry_multiplier", "1"),
+        ("dry_base", 0.9),
+        ("dry_allowed_length", -1),
+        ("dry_penalty_last_n", -2),
+        ("dry_penalty_last_n", 2**31),
+        ("dry_sequence_breakers", "\n"),
+        ("dry_sequence_breakers", [5]),
+        ("dry_sequence_breakers", [""]),
+        ("dry_sequence_breakers", ["a\0b"]),
+        ("dry_sequence_breakers", ["€" * 14]),
+        ("dry_sequence_breakers", ["x"] * 65),
+        ("xtc_probability", 1.1),
+        ("xtc_probability", -0.1),
+        ("xtc_threshold", 2),
+        ("mirostat", 3),
+        ("mirostat", -1),
+        ("mirostat", "2"),
+        ("mirostat_tau", 0),
+        ("mirostat_tau", -1),
+        ("mirostat_eta", 1.5),
+        ("ignore_eos", 1),
+        ("context_shift", "yes"),
+        ("logprobs", 1),
+        ("top_logprobs", -1),
+        ("top_logprobs", 21),
+        ("top_logprobs", True),
+        ("top_logprobs", 3),  # without logprobs
+        ("lora", "style"),
+        ("lora", [{"id": 0}, {"id": 0}]),
+        ("lora", [{"id": n} for n in range(65)]),
+        ("keep_alive", "soon"),
+        ("keep_alive", "5 minutes"),
+        ("keep_alive", ""),
+        ("keep_alive", "m"),
+        ("keep_alive", True),
+        ("keep_alive", [5]),
         ("stream", "yes"),
         ("stream_options", 5),
         ("cache_prompt", "no"),
@@ -307,6 +443,23 @@ async def test_a_wrong_value_is_refused_by_its_fields_name(field: str, value: An
         response = await caller.post(CHAT, content=body, headers={"Content-Type": "application/json"})
     assert_error(response, 400, param=field)
     assert service.model.calls == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "place"),
+    [
+        ({}, ".id"),
+        ({"id": -1}, ".id"),
+        ({"id": ""}, ".id"),
+        ({"id": 1.5}, ".id"),
+        ({"id": True}, ".id"),
+        ({"id": 0, "scale": "1"}, ".scale"),
+        (5, ""),
+    ],
+)
+async def test_an_adapter_that_cannot_be_read_is_named(entry: Any, place: str) -> None:
+    response = await chat(FakeService(), lora=[{"id": 1, "scale": 1}, entry])
+    assert_error(response, 400, param=f"lora[1]{place}")
 
 
 async def test_a_list_of_stops_and_empty_ones() -> None:
@@ -395,8 +548,7 @@ async def test_one_choice_that_fails_fails_the_answer_and_ends_the_others() -> N
             {"response_format": {"type": "json_schema", "json_schema": {"name": "t", "schema": {}}}},
             "response_format",
         ),
-        ({"logprobs": True}, "logprobs"),
-        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"mirostat": 1}, "mirostat"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"reasoning_effort": "none"}, "reasoning_effort"),
         ({"grammar": "root ::= x"}, "grammar"),

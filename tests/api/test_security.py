@@ -337,7 +337,7 @@ async def test_a_key_that_is_not_ascii() -> None:
 async def test_everything_but_health_asks_for_the_key() -> None:
     async with client(FakeService(api_key="s3cret")) as caller:
         assert (await caller.get("/health")).status_code == 200
-        for path in ("/v1/models", "/v1/nope", "/", "/health/x"):
+        for path in ("/v1/models", "/v1/nope", "/", "/health/x", "/metrics"):
             assert_error(await caller.get(path), 401, code="invalid_api_key")
         assert_error(await caller.post(CHAT, json={"messages": user("Hi")}), 401, code="invalid_api_key")
         response = await caller.get("/v1/models", headers={"Authorization": "Bearer s3cret"})

@@ -14,10 +14,13 @@ from starlette.responses import JSONResponse, Response
 
 from nemolocal import types
 from nemolocal.api import body, sse
+from nemolocal.api.body import Schema
 from nemolocal.api.choices import Answer, Choices
 from nemolocal.api.connection import while_connected
 from nemolocal.api.errors import NotServedError
-from nemolocal.api.openai.fields import GenerationFields, Head, Schema, head, timings, usage
+from nemolocal.api.openai import logprobs
+from nemolocal.api.openai.fields import N_LOGPROBS, GenerationFields, Head, head
+from nemolocal.api.openai.figures import timings, usage
 from nemolocal.errors import InvalidRequestError
 from nemolocal.service import Service
 from nemolocal.types import Delta, Finish
@@ -37,10 +40,10 @@ async def create_chat_completion(request: Request) -> Response:
     choices = Choices([model.chat(messages, each) for each in params])
     answer = head("chatcmpl", model.id)
     if asked.stream:
-        script = ChatScript(answer, n=choices.n, wants_usage=asked.wants_usage)
+        script = ChatScript(answer, asked, n=choices.n)
         return await sse.stream(request, choices, script)
     answers = await while_connected(request, choices.collect())
-    return JSONResponse(whole(answer, answers))
+    return JSONResponse(whole(answer, asked, answers))
 
 
 # What comes in ----------------------------------------------------------------------------------
@@ -129,8 +132,6 @@ class ChatMessage(Schema):
 
 class ChatRequest(GenerationFields):
     UNSERVED: ClassVar[dict[str, str]] = GenerationFields.UNSERVED | {
-        "logprobs": "This version does not report probabilities.",
-        "top_logprobs": "This version does not report probabilities.",
         "functions": "This version does not call functions.",
         "reasoning_effort": "This version has no switch for how long the model thinks.",
         "audio": "The model writes text only.",
@@ -140,7 +141,7 @@ class ChatRequest(GenerationFields):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=N_LOGPROBS)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     functions: Any = None
@@ -150,8 +151,16 @@ class ChatRequest(GenerationFields):
     audio: Any = None
     web_search_options: Any = None
 
+    @property
+    def n_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
     def check_served(self) -> None:
         super().check_served()
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequestError(
+                "top_logprobs: It is for requests with logprobs true.", param="top_logprobs"
+            )
         self._check_tools()
         if self.function_call not in (None, "none", "auto"):
             raise NotServedError(
@@ -197,7 +206,7 @@ def _name_of(tool: dict[str, Any]) -> Any:
 # What goes out ----------------------------------------------------------------------------------
 
 
-def whole(answer: Head, answers: Sequence[Answer]) -> dict[str, Any]:
+def whole(answer: Head, asked: ChatRequest, answers: Sequence[Answer]) -> dict[str, Any]:
     """The answer in one piece."""
     finishes = [each.finish for each in answers]
     return {
@@ -206,7 +215,7 @@ def whole(answer: Head, answers: Sequence[Answer]) -> dict[str, Any]:
             {
                 "index": index,
                 "message": {"role": "assistant", "content": each.text, "refusal": None},
-                "logprobs": None,
+                "logprobs": logprobs.chat(each.logprobs) if asked.logprobs else None,
                 "finish_reason": each.finish.reason,
             }
             for index, each in enumerate(answers)
@@ -221,8 +230,8 @@ class ChatScript:
     """The chunks of a streamed answer."""
 
     answer: Head
+    asked: ChatRequest
     n: int
-    wants_usage: bool
     finishes: dict[int, Finish] = dataclasses.field(default_factory=dict)
 
     def begin(self) -> Iterable[dict[str, Any]]:
@@ -231,13 +240,14 @@ class ChatScript:
 
     def item(self, index: int, item: Delta | Finish) -> Iterable[dict[str, Any]]:
         if isinstance(item, Delta):
-            yield self._chunk(index, {"content": item.text})
+            probabilities = logprobs.chat(item.logprobs) if self.asked.logprobs else None
+            yield self._chunk(index, {"content": item.text}, logprobs=probabilities)
         else:
             self.finishes[index] = item
-            yield self._chunk(index, {}, item.reason)
+            yield self._chunk(index, {}, finish_reason=item.reason)
 
     def end(self) -> Iterable[dict[str, Any]]:
-        if self.wants_usage:
+        if self.asked.wants_usage:
             finishes = [self.finishes[index] for index in range(self.n)]
             yield {
                 **self.answer.fields("chat.completion.chunk"),
@@ -246,7 +256,7 @@ class ChatScript:
                 "timings": timings(finishes),
             }
 
-    def _chunk(self, index: int, delta: dict[str, str], reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def _chunk(self, index: int, delta: dict[str, str], **rest: Any) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | rest
         chunk = {**self.answer.fields("chat.completion.chunk"), "choices": [choice]}
-        return chunk | {"usage": None} if self.wants_usage else chunk
+        return chunk | {"usage": None} if self.asked.wants_usage else chunk

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -19,7 +19,9 @@ from nemolocal.api import body, sse
 from nemolocal.api.choices import Answer, Choices
 from nemolocal.api.connection import while_connected
 from nemolocal.api.errors import NotServedError
-from nemolocal.api.openai.fields import N_CHOICES, GenerationFields, Head, head, timings, usage
+from nemolocal.api.openai.fields import N_CHOICES, N_LOGPROBS, GenerationFields, Head, head
+from nemolocal.api.openai.figures import timings, usage
+from nemolocal.api.openai.logprobs import Legacy
 from nemolocal.errors import ContextLengthError, InvalidRequestError
 from nemolocal.service import Service
 from nemolocal.types import Delta, Finish
@@ -38,15 +40,13 @@ async def create_completion(request: Request) -> Response:
     answer = head("cmpl", model.id)
     try:
         if asked.stream:
-            script = CompletionScript(
-                answer, n=choices.n, n_per_prompt=len(params), wants_usage=asked.wants_usage
-            )
+            script = CompletionScript(answer, asked, n=choices.n)
             return await sse.stream(request, choices, script)
         answers = await while_connected(request, choices.collect())
     except ContextLengthError as error:
         error.param = "prompt"
         raise
-    return JSONResponse(whole(answer, answers, n_per_prompt=len(params)))
+    return JSONResponse(whole(answer, asked, answers))
 
 
 # What comes in ----------------------------------------------------------------------------------
@@ -75,6 +75,10 @@ def _as_prompt(value: Any) -> str | tuple[int, ...]:
     return tuple(value)
 
 
+def _as_n_logprobs(value: Any) -> Any:
+    return None if value is False else value  # some clients send the field as chat has it
+
+
 class CompletionRequest(GenerationFields):
     UNSERVED: ClassVar[dict[str, str]] = GenerationFields.UNSERVED | {
         "suffix": "This model has no fill-in-the-middle support here.",
@@ -85,12 +89,16 @@ class CompletionRequest(GenerationFields):
     suffix: str | None = None
     echo: bool | None = None
     best_of: int | None = None
-    logprobs: bool | int | None = None
+    logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=N_LOGPROBS)] | None, BeforeValidator(_as_n_logprobs)
+    ] = None
+
+    @property
+    def n_logprobs(self) -> int | None:
+        return self.logprobs
 
     def check_served(self) -> None:
         super().check_served()
-        if self.logprobs is not None and self.logprobs is not False:
-            raise NotServedError("logprobs: This version does not report probabilities.", param="logprobs")
         if self.best_of not in (None, self.n_choices):
             raise NotServedError(
                 "best_of: This version does not choose among answers.",
@@ -107,16 +115,21 @@ class CompletionRequest(GenerationFields):
 # What goes out ----------------------------------------------------------------------------------
 
 
-def whole(answer: Head, answers: Sequence[Answer], *, n_per_prompt: int) -> dict[str, Any]:
+def whole(answer: Head, asked: CompletionRequest, answers: Sequence[Answer]) -> dict[str, Any]:
     """The answer in one piece; choices of the first prompt come first."""
     finishes = [each.finish for each in answers]
     return {
         **answer.fields("text_completion"),
         "choices": [
-            {"index": index, "text": each.text, "logprobs": None, "finish_reason": each.finish.reason}
+            {
+                "index": index,
+                "text": each.text,
+                "logprobs": None if asked.logprobs is None else Legacy().take(each.logprobs),
+                "finish_reason": each.finish.reason,
+            }
             for index, each in enumerate(answers)
         ],
-        "usage": usage(finishes, n_per_prompt=n_per_prompt),
+        "usage": usage(finishes, n_per_prompt=asked.n_choices),
         "timings": timings(finishes),
     }
 
@@ -126,32 +139,37 @@ class CompletionScript:
     """The chunks of a streamed answer."""
 
     answer: Head
+    asked: CompletionRequest
     n: int
-    n_per_prompt: int
-    wants_usage: bool
     finishes: dict[int, Finish] = dataclasses.field(default_factory=dict)
+    probabilities: dict[int, Legacy] = dataclasses.field(default_factory=dict)
 
     def begin(self) -> Iterable[dict[str, Any]]:
         return ()
 
     def item(self, index: int, item: Delta | Finish) -> Iterable[dict[str, Any]]:
         if isinstance(item, Delta):
-            yield self._chunk(index, item.text)
+            yield self._chunk(index, item.text, logprobs=self._probabilities(index, item))
         else:
             self.finishes[index] = item
-            yield self._chunk(index, "", item.reason)
+            yield self._chunk(index, "", finish_reason=item.reason)
 
     def end(self) -> Iterable[dict[str, Any]]:
-        if self.wants_usage:
+        if self.asked.wants_usage:
             finishes = [self.finishes[index] for index in range(self.n)]
             yield {
                 **self.answer.fields("text_completion"),
                 "choices": [],
-                "usage": usage(finishes, n_per_prompt=self.n_per_prompt),
+                "usage": usage(finishes, n_per_prompt=self.asked.n_choices),
                 "timings": timings(finishes),
             }
 
-    def _chunk(self, index: int, text: str, reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+    def _probabilities(self, index: int, item: Delta) -> dict[str, Any] | None:
+        if self.asked.logprobs is None:
+            return None
+        return self.probabilities.setdefault(index, Legacy()).take(item.logprobs)
+
+    def _chunk(self, index: int, text: str, **rest: Any) -> dict[str, Any]:
+        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": None} | rest
         chunk = {**self.answer.fields("text_completion"), "choices": [choice]}
-        return chunk | {"usage": None} if self.wants_usage else chunk
+        return chunk | {"usage": None} if self.asked.wants_usage else chunk

@@ -1,29 +1,33 @@
 """The fields that chat and completion requests share, and what answers of both have in common.
 
 An optional field that is null is as one that is absent; unknown fields are ignored; fields that would change
-the answer and are not served are refused by name.
+the answer and are not served are refused by name. How tokens are chosen has a module of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import time
 import uuid
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from nemolocal.api.body import Schema
 from nemolocal.api.errors import NotServedError
-from nemolocal.types import Finish, GenerationParams, SamplingParams
+from nemolocal.api.openai.sampling import SamplingFields
+from nemolocal.types import GenerationParams, SamplingParams
 
 N_STOP = 64
 N_CHOICES = 128
-RANDOM_SEED = -1  # many local clients send it for "any"
-_PENALTIES = ("repeat_penalty", "presence_penalty", "frequency_penalty")
-_TOKEN_ID = re.compile(r"[0-9]{1,9}")
+N_ADAPTERS = 64
+N_LOGPROBS = 20  # the most likely tokens that are told in place of each one
+_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
+_DURATION = re.compile(rf"(?P<sign>[-+]?)(?:(?P<seconds>{_PART})|(?P<parts>(?:{_PART}(?:ms|s|m|h))+))")
 
 
 def _as_stop(value: Any) -> list[str]:
@@ -35,28 +39,40 @@ def _as_stop(value: Any) -> list[str]:
     return [entry for entry in entries if entry]
 
 
-def _as_bias(value: Any) -> dict[int, float]:
-    if not isinstance(value, dict):
-        raise PydanticCustomError("logit_bias", "must be an object of token ids and numbers")
-    for key, bias in value.items():
-        if not (isinstance(key, str) and _TOKEN_ID.fullmatch(key)):
-            raise PydanticCustomError("logit_bias", "its keys must be token ids")
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-            raise PydanticCustomError("logit_bias", "its values must be numbers from -100 to 100")
-    return {int(key): float(bias) for key, bias in value.items()}
+def _as_seconds(value: Any) -> float:
+    """Seconds as a number, or a duration as Ollama writes it: "5m", "1h30m", "-1". Below 0 is for ever."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
+        return math.inf if value < 0 else float(value)
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise PydanticCustomError("keep_alive", 'must be seconds, or a duration such as "5m" or "-1"')
+    if match["sign"] == "-":
+        return math.inf
+    if match["seconds"]:
+        return float(match["seconds"])
+    parts = re.findall(rf"({_PART})(ms|s|m|h)", match["parts"])
+    return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
 
 
-class Schema(BaseModel):
-    """A wire shape: no number is read out of a string, nothing is infinite."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+def _as_adapter_id(value: Any) -> int | str:
+    is_number = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+    if is_number or (isinstance(value, str) and 0 < len(value) <= 1024):
+        return value  # type: ignore[no-any-return]
+    raise PydanticCustomError("adapter", "must be the name of an adapter or its number, from 0")
 
 
 class StreamOptions(Schema):
     include_usage: bool | None = None
 
 
-class GenerationFields(Schema):
+class AdapterUse(Schema):
+    """A LoRA adapter of the loaded model, by its name or by its number in the order of loading."""
+
+    id: Annotated[int | str, BeforeValidator(_as_adapter_id)]
+    scale: Annotated[float, Field(ge=-100.0, le=100.0)] = 1.0
+
+
+class GenerationFields(SamplingFields):
     """What both kinds of request may say of sampling, length, end and form of the answer."""
 
     UNSERVED: ClassVar[dict[str, str]] = {
@@ -71,23 +87,25 @@ class GenerationFields(Schema):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1, le=N_CHOICES)] | None = None
     stop: Annotated[list[str], BeforeValidator(_as_stop)] | None = None
-    seed: Annotated[int, Field(ge=RANDOM_SEED, lt=1 << 63)] | None = None
-    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
-    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    typical_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    repeat_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_as_bias)] | None = None
     cache_prompt: bool | None = None
+    context_shift: bool | None = None
+    lora: Annotated[list[AdapterUse], Field(max_length=N_ADAPTERS)] | None = None
+    keep_alive: Annotated[float, Field(allow_inf_nan=True), BeforeValidator(_as_seconds)] | None = None
     grammar: Any = None
     json_schema: Any = None
     chat_template_kwargs: Any = None
 
+    @field_validator("lora")
+    @classmethod
+    def _names_each_once(cls, value: list[AdapterUse] | None) -> list[AdapterUse] | None:
+        ids = [use.id for use in value or ()]
+        if len(set(ids)) != len(ids):
+            raise PydanticCustomError("lora", "must name each adapter once")
+        return value
+
     def check_served(self) -> None:
         """Raises NotServedError for a field that this version would have to drop."""
+        self.check_sampling()
         for name, why in self.UNSERVED.items():
             if getattr(self, name):
                 raise NotServedError(f"{name}: {why}", param=name, hint="Send the request without it.")
@@ -101,15 +119,23 @@ class GenerationFields(Schema):
         """Whether a stream ends with a chunk that holds the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def n_logprobs(self) -> int | None:
+        """How many likeliest tokens are told beside each one; None where none is told of."""
+        return None
+
     def generation(self, default: SamplingParams, *, max_tokens: int | None) -> list[GenerationParams]:
         """One GenerationParams for each of the `n` choices; `default` fills in what was left open. With a
         seed, choice i gets seed + i: the first is what a request for one choice would get, the others
         differ from it."""
         params = GenerationParams(
-            sampling=self._sampling(default),
+            sampling=self.sampling(default),
             max_tokens=max_tokens,
             stop=tuple(self.stop or ()),
             reuse_cache=self.cache_prompt,
+            n_logprobs=self.n_logprobs,
+            shift_context=bool(self.context_shift),
+            adapters=None if self.lora is None else tuple((str(use.id), use.scale) for use in self.lora),
         )
         seed = params.sampling.seed
         if seed is None:
@@ -118,20 +144,6 @@ class GenerationFields(Schema):
             dataclasses.replace(params, sampling=dataclasses.replace(params.sampling, seed=seed + index))
             for index in range(self.n_choices)
         ]
-
-    def _sampling(self, default: SamplingParams) -> SamplingParams:
-        given = {
-            name: value
-            for name in ("temperature", "top_p", "min_p", "typical_p", *_PENALTIES)
-            if (value := getattr(self, name)) is not None
-        }
-        return dataclasses.replace(
-            default,
-            **given,
-            top_k=default.top_k if self.top_k is None else max(0, self.top_k),
-            seed=None if self.seed == RANDOM_SEED else self.seed,
-            logit_bias=tuple((self.logit_bias or {}).items()),
-        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,35 +161,3 @@ class Head:
 
 def head(prefix: str, model_id: str) -> Head:
     return Head(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model_id)
-
-
-def usage(finishes: Sequence[Finish], *, n_per_prompt: int) -> dict[str, Any]:
-    """Token counts of a whole answer. A prompt counts once, however many choices were made from it."""
-    firsts = finishes[::n_per_prompt]
-    n_prompt = sum(finish.usage.prompt_tokens for finish in firsts)
-    n_new = sum(finish.usage.completion_tokens for finish in finishes)
-    return {
-        "prompt_tokens": n_prompt,
-        "completion_tokens": n_new,
-        "total_tokens": n_prompt + n_new,
-        "prompt_tokens_details": {"cached_tokens": sum(finish.usage.cached_tokens for finish in firsts)},
-    }
-
-
-def timings(finishes: Sequence[Finish]) -> dict[str, Any]:
-    """Counts and times in llama.cpp's names, in ms; choices run side by side, so the longest time counts."""
-    n_cached = sum(finish.usage.cached_tokens for finish in finishes)
-    n_read = sum(finish.usage.prompt_tokens for finish in finishes) - n_cached
-    n_new = sum(finish.usage.completion_tokens for finish in finishes)
-    prompt_s = max(finish.timings.prompt_s for finish in finishes)
-    decode_s = max(finish.timings.decode_s for finish in finishes)
-    return {
-        "queue_ms": round(1e3 * max(finish.timings.queue_s for finish in finishes), 3),
-        "cache_n": n_cached,
-        "prompt_n": n_read,
-        "prompt_ms": round(1e3 * prompt_s, 3),
-        "prompt_per_second": round(n_read / prompt_s, 3) if prompt_s else None,
-        "predicted_n": n_new,
-        "predicted_ms": round(1e3 * decode_s, 3),
-        "predicted_per_second": round(n_new / decode_s, 3) if decode_s else None,
-    }
