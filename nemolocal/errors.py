@@ -107,11 +107,25 @@ class ChecksumError(DownloadError):
 
 
 class EngineError(NemoLocalError):
-    """The engine's process could not load the model, or died."""
+    """The engine's process could not load the model, or died. `is_out_of_memory` says that it was for want
+    of memory, so that a smaller plan may do better."""
+
+    def __init__(self, message: str, *, hint: str = "", is_out_of_memory: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.is_out_of_memory = is_out_of_memory
 
 
 class EngineDiedError(EngineError):
     """The engine's process ended while requests were running; it is started again on the next one."""
+
+
+class EngineGaveUpError(EngineError):
+    """A model failed so often in a row that it is not tried for now; try again after `retry_after_s`
+    seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: int, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
 
 
 class BusyError(NemoLocalError):

@@ -12,7 +12,7 @@ import logging
 import multiprocessing
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,6 +36,7 @@ from nemolocal.engine.messages import (
     Shutdown,
     Submit,
 )
+from nemolocal.engine.watchdog import Watchdog
 from nemolocal.errors import (
     BusyError,
     ContextLengthError,
@@ -50,14 +51,21 @@ log = logging.getLogger(__name__)
 
 CLOSE_S = 5.0  # a child that was told to go, or closed its pipe, and is still there by then is ended
 RETRY_AFTER_S = 5
+LOAD_SILENCE_S = 600.0  # a load that shows no progress for so long hangs; slow disks show some
+N_LAST_LINES = 50
 FATAL_WORDS = ("GGML_ASSERT", "CUDA error", "out of memory", "error:", "abort")
+SIGKILL = 9
+MEMORY_WORDS = ("out of memory", "cudaMalloc failed", "failed to allocate", "unable to allocate", "bad_alloc")
+STARTED_ANEW = "It is started again with the next request."
 
 
 class EngineClient:
-    """One running engine. `start` makes it; `is_alive` says whether requests can still be served."""
+    """One running engine. `start` makes it; `is_alive` says whether requests can still be served, `death`
+    how it ended where it ended by itself."""
 
-    def __init__(self, spec: LoadSpec, log_path: Path) -> None:
+    def __init__(self, spec: LoadSpec, log_path: Path, *, watchdog_s: float = 0.0) -> None:
         self.spec = spec
+        self.death: EngineDiedError | None = None
         self.info: ModelInfo
         self._log_path = log_path
         self._loop = asyncio.get_running_loop()
@@ -68,6 +76,9 @@ class EngineClient:
         self._on_progress: Callable[[float], None] = lambda fraction: None
         self._gone = asyncio.Event()
         self._is_loaded = False
+        self._last_failure = ""  # of the model, after which the child exits
+        self._watchdog_s = watchdog_s
+        self._watchdog = Watchdog(has_work=self._has_work, on_hang=self._end_hanging)
         self.is_alive = True
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
@@ -78,18 +89,26 @@ class EngineClient:
         theirs.close()
         threading.Thread(target=self._receive, args=(self._connection,), daemon=True).start()
         threading.Thread(target=self._transmit, args=(self._connection,), daemon=True).start()
+        self._watchdog.watch(LOAD_SILENCE_S if watchdog_s else 0.0)
 
     @classmethod
     async def start(
-        cls, spec: LoadSpec, log_path: Path, on_progress: Callable[[float], None] | None = None
+        cls,
+        spec: LoadSpec,
+        log_path: Path,
+        on_progress: Callable[[float], None] | None = None,
+        *,
+        watchdog_s: float = 0.0,
     ) -> EngineClient:
         """Load a model in a process of its own.
 
-        `on_progress` gets the loaded share, 0 to 1. Raises EngineError when it cannot be loaded.
+        `on_progress` gets the loaded share, 0 to 1. A process that says nothing for `watchdog_s` seconds
+        while requests wait for it hangs, and is ended like one that died; 0 lets it. Raises EngineError when
+        the model cannot be loaded.
         """
         with suppress(OSError):  # the child then writes to our stderr
             log_path.parent.mkdir(parents=True, exist_ok=True)
-        client = cls(spec, log_path)
+        client = cls(spec, log_path, watchdog_s=watchdog_s)
         if on_progress:
             client._on_progress = on_progress
         try:
@@ -115,11 +134,13 @@ class EngineClient:
         EngineDiedError at any time.
         """
         if not self.is_alive:
-            raise self._death()
+            ending = self._ending()
+            raise EngineDiedError(ending.message, hint=ending.hint)
         id = next(self._ids)
         events: asyncio.Queue[Event] = asyncio.Queue()
         self._streams[id] = events
         self._outbox.put(Submit(id, prompt, params))
+        self._watchdog.watch(self._watchdog_s)
         is_over = False
         try:
             while not is_over:
@@ -133,15 +154,23 @@ class EngineClient:
 
     async def close(self) -> None:
         """End the child and free its memory. Streams that still run end with EngineDiedError."""
+        self._watchdog.rest()
         self._outbox.put(Shutdown())
-        try:
-            # A child that is still loading takes no commands.
-            await asyncio.wait_for(self._gone.wait(), CLOSE_S if self._is_loaded else 0.0)
-        except TimeoutError:
+        # A child that is still loading takes no commands, and neither does one that hangs.
+        can_obey = self._is_loaded and self.is_alive
+        if not await self._is_gone_within(CLOSE_S if can_obey else 0.0):
             self._process.kill()
-            await self._gone.wait()
+            if not await self._is_gone_within(CLOSE_S):
+                log.error("process %s cannot be ended; it may hold memory until a reboot", self.pid)
         self._outbox.put(None)
         self._connection.close()
+
+    async def _is_gone_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._gone.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
 
     # Between the pipe and the loop ---------------------------------------------------------------
 
@@ -171,26 +200,46 @@ class EngineClient:
                 return  # the receiver sees the same and tells everyone
 
     def _dispatch(self, events: list[Event]) -> None:
+        self._watchdog.hear()
         for event in events:
             if isinstance(event, LoadProgress):
                 self._on_progress(event.fraction)
             elif isinstance(event, Ready):
                 self._is_loaded = True
+                self._watchdog.rest()
                 if not self._ready.done():  # else whoever asked for it has left
                     self._ready.set_result(event.info)
             elif isinstance(event, LoadFailed):
                 if not self._ready.done():
-                    self._ready.set_exception(EngineError(event.message, hint=event.hint))
-            elif isinstance(event, Beat):
-                pass
-            elif stream := self._streams.get(event.id):
-                stream.put_nowait(event)
+                    self._ready.set_exception(self._load_failure(event))
+            elif not isinstance(event, Beat):
+                if isinstance(event, Failed) and event.is_dead:
+                    self._last_failure = event.message
+                if stream := self._streams.get(event.id):
+                    stream.put_nowait(event)
+
+    def _has_work(self) -> bool:
+        return self.is_alive and (not self._is_loaded or bool(self._streams))
+
+    def _end_hanging(self, silent_s: float) -> None:
+        """Give the child up. A driver that does not come back may keep even a killed process, so that nobody
+        is to wait for its end."""
+        self._process.kill()
+        doing = "while requests waited for it" if self._is_loaded else "while it loaded the model"
+        message = f"The engine gave no sign of life for {silent_s:.0f} s {doing}, and was ended."
+        self._fail_all(EngineDiedError(message, hint=STARTED_ANEW))
 
     def _bury(self) -> None:
-        """The child is gone: every request that still waits gets its last event."""
-        self.is_alive = False
+        """The child is gone."""
         self._gone.set()
-        death = self._death()
+        if self.is_alive:
+            self._fail_all(self._ending())
+
+    def _fail_all(self, death: EngineDiedError) -> None:
+        """Every request that still waits gets its last event."""
+        self.is_alive = False
+        self.death = death
+        self._watchdog.rest()
         if not self._ready.done():
             self._ready.set_exception(death)
         if self._streams:
@@ -198,14 +247,27 @@ class EngineClient:
         for id, stream in self._streams.items():
             stream.put_nowait(Failed(id, death.message))
 
-    def _death(self) -> EngineDiedError:
-        code = self._process.exitcode
+    def _ending(self) -> EngineDiedError:
+        """How the process ended, in its own last words where it had any."""
+        if self.death:
+            return self.death
+        code, lines = self._process.exitcode, _last_lines(self._log_path)
+        is_out_of_memory = _speaks_of_memory([self._last_failure, *lines])
+        if self._last_failure:
+            return EngineDiedError(self._last_failure, hint=STARTED_ANEW, is_out_of_memory=is_out_of_memory)
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        words = _last_words(self._log_path)
+        if code == -SIGKILL:
+            how += ", which a system out of memory sends"
+        words = next((line.strip()[:200] for line in lines if any(word in line for word in FATAL_WORDS)), "")
         return EngineDiedError(
             f"The engine's process ended ({how}){': ' + words if words else ''}.",
-            hint="It is started again with the next request.",
+            hint=STARTED_ANEW,
+            is_out_of_memory=is_out_of_memory,
         )
+
+    def _load_failure(self, event: LoadFailed) -> EngineError:
+        lines = [event.message, *_last_lines(self._log_path)]
+        return EngineError(event.message, hint=event.hint, is_out_of_memory=_speaks_of_memory(lines))
 
 
 def _translate(event: Event) -> StreamItem:
@@ -233,11 +295,13 @@ def _translate(event: Event) -> StreamItem:
     raise error
 
 
-def _last_words(path: Path) -> str:
-    """The line in which native code said why it gave up, if it did."""
+def _last_lines(path: Path) -> list[str]:
+    """The end of what native code wrote to the child's log; empty where there is none."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-50:]
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()[-N_LAST_LINES:]
     except OSError:
-        return ""
-    telling = [line.strip() for line in lines if any(word in line for word in FATAL_WORDS)]
-    return telling[0][:200] if telling else ""
+        return []
+
+
+def _speaks_of_memory(lines: Sequence[str]) -> bool:
+    return any(word in line for line in lines for word in MEMORY_WORDS)

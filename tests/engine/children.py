@@ -8,7 +8,20 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from nemolocal.engine import llama, worker
-from nemolocal.engine.messages import LoadProgress, LoadSpec, ModelInfo, Ready
+from nemolocal.engine.messages import (
+    Accepted,
+    Beat,
+    Chunk,
+    Failed,
+    Finished,
+    LoadFailed,
+    LoadProgress,
+    LoadSpec,
+    ModelInfo,
+    Ready,
+    Submit,
+)
+from nemolocal.types import Timings, Usage
 
 INFO = ModelInfo("fake", "llama", 64, 64, 1, 1, 10, "", "", False, (), "", "", "")
 FOREVER_S = 600.0
@@ -36,6 +49,45 @@ def hangs_after_its_pipe(connection: Connection, spec: LoadSpec, log_path: str) 
     connection.recv()
     connection.close()
     time.sleep(FOREVER_S)
+
+
+def hangs_in_load(connection: Connection, spec: LoadSpec, log_path: str) -> None:
+    for i in range(8):
+        connection.send([LoadProgress(i / 10)])
+        time.sleep(0.1)
+    time.sleep(FOREVER_S)
+
+
+def hangs_at_the_first_request(connection: Connection, spec: LoadSpec, log_path: str) -> None:
+    connection.send([Ready(INFO)])
+    connection.recv()
+    time.sleep(FOREVER_S)
+
+
+def reads_for_long(connection: Connection, spec: LoadSpec, log_path: str) -> None:
+    """A prompt that takes many steps, of which each shows a sign of life; then it is idle for as long."""
+    connection.send([Ready(INFO)])
+    while isinstance(command := connection.recv(), Submit):
+        connection.send([Accepted(command.id, 1)])
+        for _ in range(8):
+            time.sleep(0.1)
+            connection.send([Beat()])
+        connection.send([Chunk(command.id, "yes", 1)])
+        connection.send([Finished(command.id, "stop", Usage(1, 1), Timings(0.0, 0.0, 0.0))])
+
+
+def runs_out_of_memory_in_load(connection: Connection, spec: LoadSpec, log_path: str) -> None:
+    worker._redirect_stderr(log_path)
+    os.write(2, b"cudaMalloc failed: out of memory\n")
+    connection.send([LoadFailed("llama.cpp could not make a context.", "Use a smaller --ctx.")])
+
+
+def runs_out_of_memory_at_the_first_request(connection: Connection, spec: LoadSpec, log_path: str) -> None:
+    worker._redirect_stderr(log_path)
+    connection.send([Ready(INFO)])
+    command = connection.recv()
+    os.write(2, b"ggml_gallocr: failed to allocate CUDA0 buffer of size 1\n")
+    connection.send([Failed(command.id, "llama_decode failed.")])
 
 
 def aborts_in_native_code(connection: Connection, spec: LoadSpec, log_path: str) -> None:
