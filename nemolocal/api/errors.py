@@ -20,6 +20,7 @@ from nemolocal.errors import (
     DoesNotFitError,
     EngineDiedError,
     EngineError,
+    EngineGaveUpError,
     HubError,
     InvalidRequestError,
     ModelFileError,
@@ -91,6 +92,7 @@ FAULTS: Mapping[type[NemoLocalError], Fault] = {
     ModelFileError: Fault(500, SERVER_ERROR, "model_file_error"),
     DoesNotFitError: Fault(503, SERVER_ERROR, "does_not_fit"),
     EngineDiedError: Fault(503, SERVER_ERROR, "engine_died"),
+    EngineGaveUpError: Fault(503, SERVER_ERROR, "engine_gave_up"),
     EngineError: Fault(500, SERVER_ERROR, "engine_error"),
     ShuttingDownError: Fault(503, SERVER_ERROR, "shutting_down"),
     NemoLocalError: Fault(500, SERVER_ERROR),
@@ -129,7 +131,7 @@ def error_response(error: Exception) -> JSONResponse:
     headers: dict[str, str] = {}
     if isinstance(error, RefusedError):
         headers |= error.headers
-    if isinstance(error, BusyError):
+    if isinstance(error, BusyError | EngineGaveUpError):
         headers["Retry-After"] = str(max(1, error.retry_after_s))
     return JSONResponse(error_body(error), fault_of(error).status, headers=headers)
 

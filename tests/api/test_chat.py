@@ -276,7 +276,7 @@ async def test_every_sampling_field_reaches_the_model() -> None:
             frequency_penalty=0.5,
             seed=3,
             logit_bias=((5, 1.0), (6, -100.0)),
-            penalty_last_n=-1,
+            penalty_last_n=8192,
             dry_multiplier=0.8,
             dry_base=2.0,
             dry_allowed_length=3,
@@ -341,6 +341,13 @@ async def test_the_first_mirostat_is_refused_with_the_way_out() -> None:
         await chat(FakeService(), mirostat=1), 400, param="mirostat", code="unsupported_parameter"
     )
     assert "Send 2" in message
+
+
+@pytest.mark.parametrize(("value", "n"), [(None, 64), (0, 0), (7, 7), (-1, 512), (100_000, 512)])
+async def test_a_penalty_looks_back_no_further_than_the_context(value: int | None, n: int) -> None:
+    service = FakeService(FakeTextModel(n_ctx=512))
+    await chat(service, repeat_last_n=value)
+    assert asked(service)[1].sampling.penalty_last_n == n
 
 
 async def test_no_adapter_and_none_named_are_told_apart() -> None:

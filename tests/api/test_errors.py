@@ -174,6 +174,7 @@ async def test_a_limit_beyond_the_context_is_fine() -> None:
         (errors.InvalidRequestError("No such token.", param="logit_bias"), 400, None),
         (errors.BusyError("The queue is full.", retry_after_s=7), 429, "queue_full"),
         (errors.EngineDiedError("The engine's process ended."), 503, "engine_died"),
+        (errors.EngineGaveUpError("It failed three times.", retry_after_s=7), 503, "engine_gave_up"),
         (errors.EngineError("The model could not be loaded."), 500, "engine_error"),
         (errors.ModelFileError("It is cut off.", kind="truncated"), 500, "model_file_error"),
         (errors.DoesNotFitError("Too large.", needed_bytes=2, available_bytes=1), 503, "does_not_fit"),
@@ -190,7 +191,7 @@ async def test_what_the_model_raises_becomes_a_status(
         response = await chat(service, stream=stream)
         message = assert_error(response, status, param=getattr(error, "param", None), code=code)
         assert message == str(error)
-        assert response.headers.get("retry-after") == ("7" if status == 429 else None)
+        assert response.headers.get("retry-after") == ("7" if hasattr(error, "retry_after_s") else None)
 
 
 async def test_a_fault_of_our_own_shows_nothing_of_itself(caplog: pytest.LogCaptureFixture) -> None:

@@ -36,7 +36,8 @@ async def create_chat_completion(request: Request) -> Response:
     model = service.find_model(asked.model or None)
     messages = [message.unwrap() for message in asked.messages]
     max_tokens = asked.max_completion_tokens or asked.max_tokens
-    params = asked.generation(service.sampling_defaults(asked.model or None), max_tokens=max_tokens)
+    default = service.sampling_defaults(asked.model or None)
+    params = asked.generation(default, max_tokens=max_tokens, n_ctx=model.n_ctx)
     choices = Choices([model.chat(messages, each) for each in params])
     answer = head("chatcmpl", model.id)
     if asked.stream:

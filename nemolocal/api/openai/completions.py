@@ -35,7 +35,8 @@ async def create_completion(request: Request) -> Response:
     asked.check_served()
     service: Service = request.app.state.service
     model = service.find_model(asked.model or None)
-    params = asked.generation(service.sampling_defaults(asked.model or None), max_tokens=asked.max_tokens)
+    default = service.sampling_defaults(asked.model or None)
+    params = asked.generation(default, max_tokens=asked.max_tokens, n_ctx=model.n_ctx)
     choices = Choices([model.complete(prompt, each) for prompt in asked.prompt for each in params])
     answer = head("cmpl", model.id)
     try:

@@ -124,12 +124,14 @@ class GenerationFields(SamplingFields):
         """How many likeliest tokens are told beside each one; None where none is told of."""
         return None
 
-    def generation(self, default: SamplingParams, *, max_tokens: int | None) -> list[GenerationParams]:
-        """One GenerationParams for each of the `n` choices; `default` fills in what was left open. With a
-        seed, choice i gets seed + i: the first is what a request for one choice would get, the others
-        differ from it."""
+    def generation(
+        self, default: SamplingParams, *, max_tokens: int | None, n_ctx: int
+    ) -> list[GenerationParams]:
+        """One GenerationParams for each of the `n` choices; `default` fills in what was left open, `n_ctx` is
+        the model's context. With a seed, choice i gets seed + i: the first is what a request for one choice
+        would get, the others differ from it."""
         params = GenerationParams(
-            sampling=self.sampling(default),
+            sampling=self.sampling(default, n_ctx=n_ctx),
             max_tokens=max_tokens,
             stop=tuple(self.stop or ()),
             reuse_cache=self.cache_prompt,

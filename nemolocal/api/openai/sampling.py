@@ -18,7 +18,7 @@ RANDOM_SEED = -1  # many local clients send it for "any"
 MIROSTAT_TAU = 5.0  # llama.cpp's default
 N_BREAKERS = 64
 BREAKER_BYTES = 40  # the library would cut a longer one
-LAST_N = 1 << 20  # tokens; each sequence keeps a list of this length
+LAST_N = 1 << 20  # tokens
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
 # What a request and SamplingParams call alike.
@@ -39,7 +39,6 @@ _PLAIN = (
     "ignore_eos",
 )
 _RENAMED = {
-    "repeat_last_n": "penalty_last_n",
     "dry_penalty_last_n": "dry_last_n",
     "dry_sequence_breakers": "dry_breakers",
 }
@@ -103,8 +102,8 @@ class SamplingFields(Schema):
                 hint="Send 2 for the second version, which aims at the same, or 0.",
             )
 
-    def sampling(self, default: SamplingParams) -> SamplingParams:
-        """What the request says, and `default` where it says nothing."""
+    def sampling(self, default: SamplingParams, *, n_ctx: int) -> SamplingParams:
+        """What the request says, and `default` where it says nothing. `n_ctx` is the model's context."""
         names = {name: name for name in _PLAIN} | _RENAMED
         given = {
             ours: value for theirs, ours in names.items() if (value := getattr(self, theirs)) is not None
@@ -112,6 +111,9 @@ class SamplingFields(Schema):
         tau = MIROSTAT_TAU if self.mirostat_tau is None else self.mirostat_tau
         if self.mirostat is not None:
             given["mirostat_tau"] = tau if self.mirostat == 2 else 0.0
+        if self.repeat_last_n is not None:
+            # Each sequence keeps a list of this length, so it is no longer than it can be filled.
+            given["penalty_last_n"] = n_ctx if self.repeat_last_n < 0 else min(self.repeat_last_n, n_ctx)
         return dataclasses.replace(
             default,
             **given,
