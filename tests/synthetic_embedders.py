@@ -19,7 +19,8 @@ N_CTX = 256
 """The longest input of all of these, special tokens included."""
 
 RERANK_TEMPLATE = (
-    "<|im_start|>system\nJudge.<|im_end|>\n<|im_start|>user\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+    "<|im_start|>system\nJudge.<|im_end|>\n"
+    "<|im_start|>user\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
 )
 
 Kind = str

@@ -39,7 +39,10 @@ def _show(made: Plan) -> None:
     size = output.size(made.candidate.size_bytes)
     print(f"{made.model}: {made.candidate.quant or made.candidate.file} ({size})")
     load = made.load
-    print(f"Context {load.n_ctx:,} tokens, {load.n_slots} answers at a time, {load.kv_type} cache")
+    if made.candidate.shape.pooling:
+        print(f"Inputs of up to {load.n_ctx:,} tokens, {load.n_slots} at a time")
+    else:
+        print(f"Context {load.n_ctx:,} tokens, {load.n_slots} answers at a time, {load.kv_type} cache")
     columns = ("Device", "Layers", "Weights", "Cache", "State", "Buffers", "In all", "Of", "")
     rows = output.table(*columns, right=columns[1:-1])
     for gpu, share in zip(made.placement.gpus, made.placement.shares, strict=True):

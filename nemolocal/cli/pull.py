@@ -100,7 +100,8 @@ def _to_offer(config: Config, ref: str | None) -> str:
         return ""
     ref = ref or config.settings.model
     if not ref:
-        return "" if any(model.is_usable for model in store.list_models(config)) else catalog.STARTER
+        here = store.list_models(config)
+        return "" if any(model.is_usable and model.can_chat for model in here) else catalog.STARTER
     parsed = reference.parse(ref)
     if isinstance(parsed, reference.NamedRef):
         return ref if catalog.load().get(parsed.name) else ""

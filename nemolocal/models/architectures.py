@@ -32,12 +32,15 @@ SUPPORTED = _names(
     """
 )
 
-WITHOUT_TEXT = _names(
+ENCODERS = _names(
     """
-    bert dflash eagle3 eurobert gemma-embedding gemma4-assistant jina-bert-v2 jina-bert-v3 llama-embed
-    modern-bert neo-bert nomic-bert nomic-bert-moe pockettts qwen3tts t5encoder wavtokenizer-dec
+    bert eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llama-embed modern-bert neo-bert nomic-bert
+    nomic-bert-moe t5encoder
     """
 )
+"""Models that turn a text into a vector or a score; each token sees those after it too."""
+
+WITHOUT_TEXT = ENCODERS | _names("dflash eagle3 gemma4-assistant pockettts qwen3tts wavtokenizer-dec")
 """Encoders, draft heads and speech models: they load, but cannot answer a chat."""
 
 WITHOUT_KV = _names(

@@ -91,8 +91,8 @@ class GgufInfo:
 
     @property
     def can_chat(self) -> bool:
-        """False for encoders, draft heads and speech models, which load but write no text."""
-        return self.architecture not in architectures.WITHOUT_TEXT
+        """False for models that embed or rank, draft heads and speech models, which write no text."""
+        return self.architecture not in architectures.WITHOUT_TEXT and not self.shape.pooling
 
 
 @dataclass(frozen=True, slots=True)

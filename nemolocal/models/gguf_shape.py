@@ -20,6 +20,7 @@ from nemolocal.models.shape import (
     LayerKind,
     LayerShape,
     ModelShape,
+    Pooling,
     mamba_activations,
     mamba_state_bytes,
     mlp_activations,
@@ -33,6 +34,8 @@ _BLOCK = re.compile(r"(?:enc\.|dec\.)?blk\.(\d+)\.(.+)")
 _INPUT = ("token_embd.weight", "position_embd.", "token_types.", "per_layer_token_embd.")
 _RECURRENT_PARTS = ("ssm_", "shortconv.", "time_mix_")
 _ATTENTION_PARTS = ("attn_k", "attn_v", "attn_qkv")
+_RANK_HEADS = ("cls.weight", "cls.output.weight")
+_POOLINGS: Mapping[int, Pooling] = {1: "mean", 2: "cls", 3: "last", 4: "rank"}  # enum llama_pooling_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +114,9 @@ def derive(header: Header, tensors: Iterable[TensorInfo]) -> ModelShape:
     layers = tuple(_layer(keys, heads, il, blocks[il], n_ff[il]) for il in range(n_layer_all - n_extra))
     rest = [t for t in all_tensors if not _BLOCK.match(t.name)]
     input_bytes = sum(t.n_bytes for t in rest if t.name.startswith(_INPUT))
-    is_tied = _is_tied(rest)
+    is_tied = _is_tied(keys, rest)
     embedding_bytes = sum(t.n_bytes for t in rest if t.name == "token_embd.weight")
+    pooling = _pooling(keys, rest)
     return ModelShape(
         architecture=keys.architecture,
         n_ctx_train=n_ctx_train,
@@ -132,7 +136,29 @@ def derive(header: Header, tensors: Iterable[TensorInfo]) -> ModelShape:
         n_params=sum(t.n_elements for t in all_tensors),
         n_expert=n_expert,
         n_expert_used=max(n_expert_used),
+        pooling=pooling,
+        reads_whole=_reads_whole(keys, pooling),
     )
+
+
+def _pooling(keys: Keys, rest: list[TensorInfo]) -> Pooling:
+    """What the file says; a classifier's head ranks, and an encoder of which nothing is said takes the mean,
+    as sentence-transformers does."""
+    said = keys.values.get(f"{keys.architecture}.pooling_type")
+    if isinstance(said, int) and said in _POOLINGS:
+        return _POOLINGS[said]
+    if any(tensor.name in _RANK_HEADS for tensor in rest):
+        return "rank"
+    return "mean" if keys.architecture in architectures.ENCODERS else ""
+
+
+def _reads_whole(keys: Keys, pooling: Pooling) -> bool:
+    """llama-context.cpp, encode and decode; llama-graph.cpp, build_pooling."""
+    if pooling in ("", "mean", "cls"):
+        return bool(pooling)
+    is_causal = keys.values.get(f"{keys.architecture}.attention.causal", True)
+    pools_for_rank = keys.values.get(f"{keys.architecture}.classifier.pooling_type")
+    return keys.architecture in architectures.ENCODERS or not is_causal or pools_for_rank == 1
 
 
 def _group(tensors: Iterable[TensorInfo], n_layer: int) -> list[list[TensorInfo]]:
@@ -295,8 +321,11 @@ def _recurrent_activations(keys: Keys) -> int:
     )
 
 
-def _is_tied(rest: list[TensorInfo]) -> bool:
-    """Without an output matrix llama.cpp makes one from the embeddings (TENSOR_DUPLICATED)."""
+def _is_tied(keys: Keys, rest: list[TensorInfo]) -> bool:
+    """Without an output matrix llama.cpp makes one from the embeddings (TENSOR_DUPLICATED); the encoders
+    that keep no cache have none."""
+    if keys.architecture in architectures.ENCODERS & architectures.WITHOUT_KV - {"gemma-embedding"}:
+        return False
     return not any(t.name == "output.weight" for t in rest)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import nemolocal
 from nemolocal.errors import ModelFileError
 from nemolocal.models import gguf, receipt
+from nemolocal.models.shape import Pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Summary:
     can_chat: bool = False
     problem: str = ""
     fault: str = ""
+    pooling: Pooling = ""
 
 
 def summarise(models: Sequence[Sequence[Path]], cache_file: Path) -> list[Summary]:
@@ -77,6 +79,11 @@ def _read(path: Path) -> Summary:
         info = gguf.read(path)
     except ModelFileError as error:
         return Summary(problem=str(error), fault=error.kind)
+    return of(info)
+
+
+def of(info: gguf.GgufInfo) -> Summary:
+    """The summary of a header that has been read."""
     return Summary(
         name=info.name,
         architecture=info.architecture,
@@ -84,4 +91,5 @@ def _read(path: Path) -> Summary:
         n_params=info.n_params,
         n_ctx_train=info.n_ctx_train,
         can_chat=info.can_chat,
+        pooling=info.shape.pooling,
     )

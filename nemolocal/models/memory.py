@@ -10,6 +10,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from nemolocal.models import architectures
 from nemolocal.models.shape import UNGATED, LayerShape, ModelShape
 
 KvType = Literal["f16", "q8_0", "q4_0"]
@@ -27,6 +28,9 @@ N_GPUS_MOST: Final = 16
 
 KV_BLOCK: Final = 32
 """Elements of one block of a quantized cache; a head's length must be a multiple of it."""
+
+HEAD_LENGTH_LEAST: Final = 64
+"""Of the widths of a head that occur, the shortest with flash attention on a GPU."""
 
 _BLOCK_BYTES: Final = {"f16": 64, "q8_0": 34, "q4_0": 18}  # of KV_BLOCK elements
 _ACTIVATION_RESERVE: Final = 1.06  # what the allocator loses between tensors of unlike size
@@ -52,6 +56,11 @@ class Load:
     def n_tokens(self) -> int:
         """Tokens of the largest batch that is computed at once."""
         return min(self.n_ubatch, self.n_cells)
+
+
+def load_of(shape: ModelShape, *, n_ctx: int, n_slots: int, kv_type: KvType) -> Load:
+    """A load of `n_ctx` tokens. A model that reads its inputs whole takes the longest in one batch."""
+    return Load(n_ctx, n_slots, kv_type, *((n_ctx,) if shape.reads_whole else ()))
 
 
 def pad_ctx(n_ctx: int) -> int:
@@ -84,7 +93,8 @@ def compute_bytes(shape: ModelShape, load: Load, *, is_gpu: bool) -> int:
 
     An upper estimate (llama-context.cpp, sched_reserve), the largest of: the widest feed-forward block's
     activations for one batch; a recurrent block's, with a copy of its state for each sequence; an attention
-    block's; the logits of one token for each sequence. To that the attention mask. On a GPU, flash attention
+    block's; the logits of one token for each sequence, or of all where tokens are pooled. To that the
+    attention mask. On a GPU, flash attention
     over a quantized cache keeps an f16 copy of one block's keys and values (ggml-cuda/fattn.cu). The factors
     were fitted to what llama.cpp reserves for seventeen shapes, on a CPU and on a GPU.
     """
@@ -95,19 +105,37 @@ def compute_bytes(shape: ModelShape, load: Load, *, is_gpu: bool) -> int:
         rows = (_n_cells(x, load) * (x.n_embd_k_gqa + x.n_embd_v_gqa) for x in shape.layers)
         n_copied = max(rows, default=0)
     reserve = _EXPERTS_RESERVE if is_gpu and shape.n_expert else _ACTIVATION_RESERVE
+    n_logits = 0 if shape.architecture in architectures.ENCODERS else shape.n_vocab * n_outputs(shape, load)
     largest = max(
         reserve * 4 * load.n_tokens * shape.n_activations_max,
         _ACTIVATION_RESERVE
         * (4 * load.n_tokens * shape.n_activations_recurrent + load.n_slots * largest_state),
         4 * load.n_tokens * 5 * n_embd_q + 2 * n_copied,
-        4 * (shape.n_vocab * load.n_slots + shape.n_embd * load.n_tokens),
+        (_ACTIVATION_RESERVE if shape.pooling else 1) * 4 * (n_logits + shape.n_embd * load.n_tokens),
     )
-    return round(largest) + mask_bytes(shape, load) + MIB
+    scores = _score_bytes(shape, load) if is_gpu else 0
+    return round(largest) + mask_bytes(shape, load) + scores + MIB
+
+
+def n_outputs(shape: ModelShape, load: Load) -> int:
+    """Tokens of which a row of logits is handed out, even where nobody wants it (llama-context.cpp, decode
+    and output_reserve: with embeddings all of a batch)."""
+    return load.n_tokens if shape.pooling else load.n_slots
+
+
+def _score_bytes(shape: ModelShape, load: Load) -> int:
+    """Attention scores of an encoder whose heads are too short for flash attention on a GPU, in f32."""
+    is_encoder = shape.architecture in architectures.ENCODERS and shape.n_head_max > 0
+    if not is_encoder or shape.n_embd // shape.n_head_max >= HEAD_LENGTH_LEAST:
+        return 0
+    return 4 * shape.n_head_max * load.n_tokens**2
 
 
 def mask_bytes(shape: ModelShape, load: Load) -> int:
     """The attention mask in f16, one for each size of cache (llama-graph.cpp)."""
     n_cells = {_n_cells(layer, load) for layer in shape.layers if layer.n_embd_k_gqa}
+    if shape.architecture in architectures.ENCODERS:  # they look at the batch, not at a cache
+        n_cells = {load.n_tokens}
     return 2 * load.n_tokens * sum(n_cells)
 
 
@@ -128,4 +156,5 @@ def offload_bytes(shape: ModelShape, n_host_layers: int) -> int:
 def host_bytes(shape: ModelShape, load: Load) -> int:
     """What RAM holds for a model that lies on GPUs, besides the token embeddings: the embedded batch, the
     mask, and the logits that are handed out (llama-context.cpp, output_reserve)."""
-    return 8 * shape.n_embd * load.n_tokens + mask_bytes(shape, load) + 4 * shape.n_vocab * load.n_slots
+    n_logits = shape.n_vocab * n_outputs(shape, load)
+    return 8 * shape.n_embd * load.n_tokens + mask_bytes(shape, load) + 4 * n_logits

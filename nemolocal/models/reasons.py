@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from nemolocal.errors import DoesNotFitError
 from nemolocal.models import choice, placement
 from nemolocal.models.choice import Candidate
-from nemolocal.models.memory import CUDA_CONTEXT_BYTES, Load
+from nemolocal.models.memory import CUDA_CONTEXT_BYTES, Load, load_of
 
 if TYPE_CHECKING:
     from nemolocal.models.sizing import Found, Search, Wish
@@ -45,7 +45,7 @@ def refusal(model: str, files: Sequence[Candidate], wish: Wish, search: Search) 
     """Nothing fits: what the smallest way needs, what there is, and the smallest change that would fit."""
     smallest = min(files, key=lambda c: c.size_bytes)
     n_ctx = wish.n_ctx or min(N_CTX_REFUSED, smallest.shape.n_ctx_train)
-    load = Load(n_ctx, wish.n_slots or 1, wish.kv_type or "f16")
+    load = load_of(smallest.shape, n_ctx=n_ctx, n_slots=wish.n_slots or 1, kv_type=wish.kv_type or "f16")
     needed = placement.in_ram(smallest.shape, load).host.total_bytes
     needed += CUDA_CONTEXT_BYTES * len(search.gpus)
     where, available = "in all", search.available_bytes
@@ -153,6 +153,9 @@ def _about_quant(found: Found, files: Sequence[Candidate], search: Search) -> st
 def _about_context(found: Found, wish: Wish, search: Search) -> str:
     candidate, load, place = found
     n_train = candidate.shape.n_ctx_train
+    if candidate.shape.pooling:
+        more = f"; --ctx takes more, up to {n_train:,}" if load.n_ctx < n_train and not wish.n_ctx else ""
+        return f"Inputs of up to {load.n_ctx:,} tokens{more}."
     if wish.n_ctx > n_train:
         return f"A context of {load.n_ctx:,} tokens, as asked for, but the model was trained for {n_train:,}."
     if wish.n_ctx:
@@ -171,6 +174,9 @@ def _about_context(found: Found, wish: Wish, search: Search) -> str:
 
 
 def _about_slots(candidate: Candidate, load: Load, wish: Wish) -> str:
+    if candidate.shape.pooling:
+        at_once = "1 input" if load.n_slots == 1 else f"Up to {load.n_slots} inputs"
+        return f"{at_once} at a time{', as asked for' if wish.n_slots else ''}."
     answers = "1 answer" if load.n_slots == 1 else f"{load.n_slots} answers"
     if wish.n_slots:
         return f"{answers} at a time, as asked for."

@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
+from typing import Literal
 
 N_BYTES_F32 = 4
+
+Pooling = Literal["", "mean", "cls", "last", "rank"]
+"""How the tokens of an input become one vector, or with "rank" one score; "" for models that write text."""
 
 UNGATED = frozenset({"nemotron", "nemotron_h", "nemotron_h_moe"})
 """Architectures whose feed-forward blocks have no gate: squared ReLU, so two matrices and not three."""
@@ -60,6 +64,9 @@ class ModelShape:
     `n_head_max` and `n_ff_max` are the largest of any layer; `n_activations_max` is the number of float32
     elements that the widest feed-forward block holds of one token at once, `n_activations_recurrent` that
     of a recurrent block. `head_length` is that of keys (0 when there is no attention).
+
+    `reads_whole` says that a model with a `pooling` needs each input whole in one batch, since its tokens
+    see those after them or all of them are pooled.
     """
 
     architecture: str
@@ -80,6 +87,8 @@ class ModelShape:
     n_params: int = 0
     n_expert: int = 0
     n_expert_used: int = 0
+    pooling: Pooling = ""
+    reads_whole: bool = False
 
     @property
     def n_layer(self) -> int:

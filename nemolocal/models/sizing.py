@@ -13,10 +13,11 @@ from typing import Any, Final, Literal
 
 from nemolocal.errors import ModelNotFoundError, UsageError
 from nemolocal.hardware import Gpu, Hardware
-from nemolocal.models import architectures, choice, forecast, placement, reasons
+from nemolocal.models import architectures, choice, forecast, memory, placement, reasons
 from nemolocal.models.choice import Candidate, prefer
 from nemolocal.models.memory import KV_BLOCK, N_GPUS_MOST, KvType, Load
 from nemolocal.models.placement import RAM_MARGIN_BYTES, Placement, SplitMode
+from nemolocal.models.shape import ModelShape
 
 __all__ = ["Candidate", "Plan", "Wish", "plan"]
 
@@ -28,6 +29,10 @@ N_CTX_LONG: Final = 16_384
 N_CTX_LEAST: Final = 8_192
 """Below this only when nothing else fits."""
 CTX_LAST_RESORT: Final = (4_096, 2_048)
+INPUT_LADDER: Final = (8_192, 4_096, 2_048, 1_024, 512)
+"""Longest inputs of models that embed or rank, where nothing is wished."""
+N_OUTPUT_BYTES_MOST: Final = 2 * GIB
+"""What the rows that llama.cpp hands out for each token of such an input may take, wishes apart."""
 N_SLOTS_MOST: Final = 32
 N_SLOTS_CPU: Final = 8
 N_SLOTS_FIRST: Final = 4
@@ -193,6 +198,8 @@ class Search:
         length that the model was trained for."""
         if self.wish.n_ctx:
             return [self.wish.n_ctx]
+        if candidate.shape.pooling:
+            return _input_sizes(candidate.shape)
         n_train = candidate.shape.n_ctx_train
         sizes = {n for n in CTX_LADDER if n <= n_train}
         if n_train <= CTX_LADDER[0]:
@@ -206,7 +213,7 @@ class Search:
                     continue
                 for n_gpus_most in (1, N_GPUS_MOST):  # a longer context is not worth a second card
                     for n_ctx in self._sizes(candidate, is_long=is_long):
-                        load = load_of(n_ctx)
+                        load = load_of(candidate.shape, n_ctx)
                         place = self.place(candidate, load, n_gpus_most=n_gpus_most)
                         if place:
                             return self._with_more_slots(candidate, load, place)
@@ -246,8 +253,8 @@ class Search:
             return None
         for candidate in files:
             for n_slots in (self.wish.n_slots,) if self.wish.n_slots else (N_SLOTS_CPU, 1):
-                size = self.wish.n_ctx or n_ctx or min(N_CTX_LEAST, candidate.shape.n_ctx_train)
-                load = Load(size, n_slots, self.wish.kv_type or "f16")
+                size = self.wish.n_ctx or n_ctx or N_CTX_LEAST
+                load = self._load(candidate, size, n_slots)
                 place = placement.most_on_gpus(
                     candidate.shape, load, self.gpus, margin_bytes=self.wish.margin_bytes
                 )
@@ -267,15 +274,22 @@ class Search:
         classes = prefer(files, aim=choice.Q4_CLASS)
         sizes = (self.wish.n_ctx,) if self.wish.n_ctx else (N_CTX_LEAST, *CTX_LAST_RESORT)
         slots = (self.wish.n_slots,) if self.wish.n_slots else (N_SLOTS_CPU, 4, 2, 1)
+        if files[0].shape.pooling and not self.wish.n_slots:
+            slots = (N_SLOTS_MOST, *slots)
         for n_ctx in sizes:
             for candidate in (*classes.good, *classes.fair, *classes.poor):
-                size = n_ctx if self.wish.n_ctx else min(n_ctx, candidate.shape.n_ctx_train)
                 for n_slots in slots:
-                    load = Load(size, n_slots, self.wish.kv_type or "f16")
+                    load = self._load(candidate, n_ctx, n_slots)
                     place = self.place(candidate, load)
                     if place:
                         return candidate, load, place
         return None
+
+    def _load(self, candidate: Candidate, n_ctx: int, n_slots: int) -> Load:
+        """A load with the wished context, else with `n_ctx` or the most that is of use."""
+        size = self.wish.n_ctx or min(n_ctx, self.contexts(candidate)[0], candidate.shape.n_ctx_train)
+        kv_type: KvType = self.wish.kv_type or "f16"
+        return memory.load_of(candidate.shape, n_ctx=size, n_slots=n_slots, kv_type=kv_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,8 +299,17 @@ class _LoadOf:
     n_slots: int
     kv_type: KvType
 
-    def __call__(self, n_ctx: int) -> Load:
-        return Load(n_ctx, self.n_slots, self.kv_type)
+    def __call__(self, shape: ModelShape, n_ctx: int) -> Load:
+        return memory.load_of(shape, n_ctx=n_ctx, n_slots=self.n_slots, kv_type=self.kv_type)
+
+
+def _input_sizes(shape: ModelShape) -> list[int]:
+    """Longest inputs worth a try, the largest first. Where an input is read whole, llama.cpp hands out a row
+    of the vocabulary's size for each of its tokens, which nobody reads."""
+    sizes = {min(n, shape.n_ctx_train) for n in INPUT_LADDER}
+    row_bytes = 4 * shape.n_vocab if shape.reads_whole else 0
+    few = [n for n in sizes if n * row_bytes <= N_OUTPUT_BYTES_MOST]
+    return sorted(few or [min(sizes)], reverse=True)
 
 
 def _figures(share: placement.Share) -> dict[str, int]:
@@ -333,6 +356,11 @@ def _check(wish: Wish, files: Sequence[Candidate], gpus: Sequence[Gpu], hardware
     if wish.n_ctx < 0:
         raise UsageError(f"A context of {wish.n_ctx} tokens is not possible.")
     shape = files[0].shape
+    if shape.pooling and wish.n_ctx > shape.n_ctx_train:
+        raise UsageError(
+            f"This model reads inputs of at most {shape.n_ctx_train:,} tokens.",
+            hint=f"Use --ctx {shape.n_ctx_train} or less.",
+        )
     if wish.kv_type and not _can_hold(files[0], wish.kv_type):
         raise UsageError(
             f"A cache of the type {wish.kv_type} needs attention heads of a multiple of {KV_BLOCK} elements; "

@@ -18,6 +18,7 @@ from nemolocal.errors import ModelFileError, ModelNotFoundError
 from nemolocal.models import catalog, disk, gguf, headers, receipt, reference
 from nemolocal.models.catalog import Catalog
 from nemolocal.models.reference import FileKind, HubRef, NamedRef, PathRef, Reference
+from nemolocal.models.shape import Pooling
 
 CACHE_FILE = "headers.json"
 
@@ -45,6 +46,7 @@ class LocalModel:
     n_params: int = 0
     n_ctx_train: int = 0
     can_chat: bool = False
+    pooling: Pooling = ""
     problem: str = ""
     fault: str = ""
     repo: str = ""
@@ -54,8 +56,8 @@ class LocalModel:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can be loaded as a chat model."""
-        return self.kind == "model" and self.can_chat and not self.problem
+        """Whether it can be loaded, to answer, to embed or to rank."""
+        return self.kind == "model" and (self.can_chat or bool(self.pooling)) and not self.problem
 
     @property
     def info(self) -> gguf.GgufInfo:
@@ -186,6 +188,7 @@ def _with_summary(model: LocalModel, summary: headers.Summary) -> LocalModel:
         n_params=summary.n_params,
         n_ctx_train=summary.n_ctx_train,
         can_chat=summary.can_chat,
+        pooling=summary.pooling,
         problem=problem,
         fault=summary.fault,
     )
@@ -281,19 +284,16 @@ def _resolve_path(path: Path, config: Config, known: Catalog) -> LocalModel:
         kind=reference.kind_of(path.name),
         quant=reference.quant_of(parts[0].as_posix()),
     )
-    summary = headers.Summary(
-        info.name, info.architecture, info.quant, info.n_params, info.n_ctx_train, info.can_chat
-    )
-    return replace(_with_summary(model, summary), ref=str(parts[0]))
+    return replace(_with_summary(model, headers.of(info)), ref=str(parts[0]))
 
 
 def _unusable(model: LocalModel) -> ModelFileError:
     if model.problem:
         return ModelFileError(model.problem, kind=model.fault)
     return ModelFileError(
-        f"{model.path.name} is a model of the kind {model.architecture or model.kind}, which writes no text.",
+        f"{model.path.name} is of the kind {model.architecture or model.kind}, which cannot be run by itself.",
         kind="unsupported",
-        hint="Choose a chat model.",
+        hint="Choose a model that chats, embeds or ranks.",
     )
 
 

@@ -26,7 +26,7 @@ def import_path(path: str | Path, config: Config, known: Catalog | None = None) 
     if found.pointer or found.path.is_relative_to(config.models_dir):
         return found
     if not found.is_usable:
-        raise ModelFileError(f"{found.path.name} is no chat model.", kind="unsupported")
+        raise ModelFileError(f"{found.path.name} cannot be run by itself.", kind="unsupported")
     taken = {model.id.casefold() for model in store.list_models(config, known)}
     taken |= {model.id for model in known.models}
     base = reference.id_of(found.path.name) or "model"

@@ -1,8 +1,8 @@
 """Asks llama.cpp itself what a model would take, without loading a weight: run as a script in a process of
 its own, since what it logs is process-wide and a header that it dislikes may abort it.
 
-Reads a JSON list of {"path", "n_ctx", "n_slots", "kv_type", "n_ubatch"} from stdin; writes a list of
-{"weights", "kv", "state", "compute"} in bytes, as rounded by the log's two decimals of a MiB.
+Reads a JSON list of {"path", "n_ctx", "n_slots", "kv_type", "n_ubatch"} from stdin, with "pooling"
+(llama.cpp's number of it) for models that embed or rank; writes a list of {"weights", "kv", "state", "compute"} in bytes, as rounded by the log's two decimals of a MiB.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ def measure(job: dict[str, Any]) -> dict[str, int]:
     wish = llama_cpp.llama_context_default_params()
     wish.n_ctx, wish.n_batch, wish.n_ubatch = job["n_ctx"], 2048, job["n_ubatch"]
     wish.n_seq_max = wish.n_outputs_max = job["n_slots"]
+    if "pooling" in job:
+        wish.embeddings, wish.pooling_type = True, job["pooling"]
+        wish.n_batch = wish.n_outputs_max = job["n_ubatch"]
     wish.kv_unified, wish.swa_full = True, False
     wish.flash_attn_type = FLASH_ATTENTION_ON
     wish.type_k = wish.type_v = KV_TYPES[job["kv_type"]]
