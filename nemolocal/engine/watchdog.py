@@ -1,4 +1,4 @@
-"""Tells a child that hangs from one that is slow, by its signs of life. Knows no processes and no messages."""
+"""Tells a child that hangs from a slow one by its signs of life. Knows neither processes nor messages."""
 
 from __future__ import annotations
 
