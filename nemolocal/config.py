@@ -71,6 +71,11 @@ class Settings:
     gpu_layers: int = _setting(-1, "layers on the GPUs; -1 lets the plan choose", least=-1)
     threads: int = _setting(0, "CPU threads; 0 means the physical cores", least=0, most=512)
     margin_mib: int = _setting(1024, "MiB that a plan leaves free on each GPU", least=0)
+    warm_cache_mib: int = _setting(
+        20480,
+        "MiB on disk for what models have read, so that it outlives a restart; 0 keeps nothing",
+        least=0,
+    )
     queue: int = _setting(512, "requests that may wait for a slot before new ones get 429", least=1)
     temperature: float = _setting(0.8, "sampling temperature where a request names none", least=0)
     top_p: float = _setting(0.95, "nucleus sampling where a request names none", least=0, most=1)

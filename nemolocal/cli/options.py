@@ -15,7 +15,7 @@ from nemolocal.config import Settings, load
 NETWORK = ("offline",)
 MACHINE = ("hardware", "models_dir", "log_level")
 LOADING = ("ctx", "slots", "kv", "gpu", "split", "gpu_layers")
-PLANNING = ("threads", "margin_mib")
+PLANNING = ("threads", "margin_mib", "warm_cache_mib")
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 LISTENING = ("host", "port", "api_key", "allow_origin", "queue")
 ALL = tuple(field.name for field in fields(Settings))
