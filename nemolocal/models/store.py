@@ -291,7 +291,7 @@ def _unusable(model: LocalModel) -> ModelFileError:
     if model.problem:
         return ModelFileError(model.problem, kind=model.fault)
     return ModelFileError(
-        f"{model.path.name} is of the kind {model.architecture or model.kind}, which cannot be run by itself.",
+        f"{model.path.name} is of the kind {model.architecture or model.kind}, which cannot run by itself.",
         kind="unsupported",
         hint="Choose a model that chats, embeds or ranks.",
     )
