@@ -2,8 +2,8 @@
 its own, since what it logs is process-wide and a header that it dislikes may abort it.
 
 Reads a JSON list of {"path", "n_ctx", "n_slots", "kv_type", "n_ubatch"} from stdin, with "pooling"
-(llama.cpp's number of it) for models that embed or rank; writes a list of {"weights", "kv", "state", "compute"} in bytes,
-as rounded by the log's two decimals of a MiB.
+(llama.cpp's number of it) for models that embed or rank; writes a list of {"weights", "kv", "state",
+"compute"} in bytes, as rounded by the log's two decimals of a MiB.
 """
 
 from __future__ import annotations
