@@ -68,20 +68,19 @@ class WarmStore:
             self._open()
 
     def save(self, tokens: Sequence[int], state: bytes | memoryview, *, whole: bool = False) -> bool:
-        """Keep a state, which is one row of bytes, and the tokens that led to it; neither may be empty.
+        """Keep a state, which is one row of bytes, and the tokens that led to it.
 
         Whether it is kept now, or a state that serves as well: one of the same tokens or of more that begin
         with them. The new state makes those of beginnings of its tokens useless, and they are removed. With
         `whole`, for memories that cannot roll back, each length is of use by itself, and only the same
         tokens serve as well. The least recently used states of all keys give way before anything is written.
-        A state that is larger than the limit is refused.
+        A state that is larger than the limit is refused, and so is an empty one.
         """
-        if not self._limit_bytes:
+        if not self._limit_bytes or not tokens or not state:
             return False
         state = memoryview(state)
         head = Head(self._key_digest, warm_file.pack_tokens(tokens), state.nbytes)
-        assert head.tokens, "tokens"
-        assert state.nbytes == len(state) > 0, "bytes"
+        assert state.nbytes == len(state)  # bytes, not numbers
         if head.file_bytes > self._limit_bytes:
             sizes = (head.file_bytes >> 20, self._limit_bytes >> 20)
             _log.info("A state of %d MiB is not kept: the limit of the warm cache is %d MiB.", *sizes)

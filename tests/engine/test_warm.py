@@ -301,6 +301,15 @@ def test_with_a_limit_of_0_nothing_is_kept_and_nothing_is_removed(folder: Path) 
     assert len(kept(folder)) == 1
 
 
+def test_nothing_is_kept_of_nothing(folder: Path) -> None:
+    """As when the library could not give a state."""
+    store = open_store(folder)
+    assert not store.save([1], b"")
+    assert not store.save([1], memoryview((ctypes.c_uint8 * 0)()))
+    assert not store.save([], STATE)
+    assert kept(folder) == []
+
+
 # Damage -------------------------------------------------------------------------------------------
 
 
