@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import math
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +14,9 @@ import httpx
 import llama_cpp
 import numpy as np
 import openai
-import psutil
 import pytest
+
+from tests.real_server import Server, starter_server
 
 pytestmark = [pytest.mark.model, pytest.mark.anyio]
 
@@ -31,54 +25,11 @@ COUNT = "Count from 1 to 12, numbers only, separated by commas."
 NEVER_END = {"2": -100}  # as logit_bias: the end token is banned, so an answer goes on
 
 
-@dataclass(frozen=True)
-class Server:
-    url: str
-    process: psutil.Process
-
-    @property
-    def engine(self) -> psutil.Process:
-        """The child that holds the model: the one that uses most memory."""
-        return max(self.process.children(recursive=True), key=lambda child: child.memory_info().rss)
-
-
 @pytest.fixture(scope="module")
 def server(starter_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     home = tmp_path_factory.mktemp("home")
-    folder = home / "data" / "models" / "HuggingFaceTB" / "SmolLM2-135M-Instruct"
-    folder.mkdir(parents=True)
-    (folder / starter_path.name).symlink_to(starter_path)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "nemolocal.cli.app", "serve", "--model", "starter"]
-    command += ["--port", str(port), "--slots", str(N_SLOTS), "--ctx", "8192", "--offline"]
-    env = os.environ | {"NEMOLOCAL_HOME": str(home)}
-    with (home / "output").open("w+") as output:
-        process = subprocess.Popen(command, env=env, stdout=output, stderr=output)
-        try:
-            url = f"http://127.0.0.1:{port}"
-            _wait_until_healthy(url, process, home / "output")
-            yield Server(url, psutil.Process(process.pid))
-            assert "Traceback" not in (home / "output").read_text()
-        finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                raise
-
-
-def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], output: Path) -> None:
-    for _ in range(600):
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
-                return
-        assert process.poll() is None, output.read_text()
-        time.sleep(0.1)
-    raise AssertionError(output.read_text())
+    with starter_server(starter_path, home, "--slots", str(N_SLOTS), "--ctx", "8192") as started:
+        yield started
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from nemolocal.types import GenerationParams, SamplingParams
 N_STOP = 64
 N_CHOICES = 128
 N_ADAPTERS = 64
+FOR_EVER_S = -1.0  # as the service has it
 N_LOGPROBS = 20  # the most likely tokens that are told in place of each one
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
@@ -40,14 +41,15 @@ def _as_stop(value: Any) -> list[str]:
 
 
 def _as_seconds(value: Any) -> float:
-    """Seconds as a number, or a duration as Ollama writes it: "5m", "1h30m", "-1". Below 0 is for ever."""
+    """Seconds as a number, or a duration as Ollama writes it: "5m", "1h30m", "-1". Below 0 is for
+    ever."""
     if isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
-        return math.inf if value < 0 else float(value)
+        return FOR_EVER_S if value < 0 or math.isinf(value) else float(value)
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise PydanticCustomError("keep_alive", 'must be seconds, or a duration such as "5m" or "-1"')
     if match["sign"] == "-":
-        return math.inf
+        return FOR_EVER_S
     if match["seconds"]:
         return float(match["seconds"])
     parts = re.findall(rf"({_PART})(ms|s|m|h)", match["parts"])
@@ -90,7 +92,7 @@ class GenerationFields(SamplingFields):
     cache_prompt: bool | None = None
     context_shift: bool | None = None
     lora: Annotated[list[AdapterUse], Field(max_length=N_ADAPTERS)] | None = None
-    keep_alive: Annotated[float, Field(allow_inf_nan=True), BeforeValidator(_as_seconds)] | None = None
+    keep_alive: Annotated[float, BeforeValidator(_as_seconds)] | None = None
     grammar: Any = None
     json_schema: Any = None
     chat_template_kwargs: Any = None
