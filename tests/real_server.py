@@ -62,8 +62,10 @@ def starter_server(starter_path: Path, home: Path, *flags: str) -> Iterator[Serv
 def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], output: Path) -> None:
     for _ in range(600):
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+            answer = httpx.get(f"{url}/health", timeout=5)
+            if answer.status_code == 200:
                 return
+            assert answer.json().get("status") == "loading", answer.text
         assert process.poll() is None, output.read_text()
         time.sleep(0.1)
     raise AssertionError(output.read_text())
