@@ -77,6 +77,13 @@ class Settings:
         least=0,
     )
     queue: int = _setting(512, "requests that may wait for a slot before new ones get 429", least=1)
+    keep_alive_s: float = _setting(
+        900.0, "seconds that an idle model stays loaded; -1 means always", least=-1
+    )
+    max_models: int = _setting(0, "models loaded at the same time; 0 means as many as fit", least=0)
+    watchdog_s: float = _setting(
+        120.0, "seconds without a sign of life after which an engine is ended; 0: never", least=0
+    )
     temperature: float = _setting(0.8, "sampling temperature where a request names none", least=0)
     top_p: float = _setting(0.95, "nucleus sampling where a request names none", least=0, most=1)
     top_k: int = _setting(40, "top-k sampling where a request names none", least=0)

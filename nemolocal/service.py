@@ -1,29 +1,26 @@
 """Service: the one object that the command line, the port and the page hold.
 
-It knows which models are here, plans and loads the one that a request names, swaps it for another when its
-requests have ended, and streams answers. One model is resident at a time. Knows nothing of HTTP or pages.
+It knows which models are here, finds the one that a request names, has it loaded beside or in place of
+others, and streams answers. Knows nothing of HTTP or pages.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from nemolocal import hardware as hardware_module
-from nemolocal.chat.template import ChatTemplate
 from nemolocal.config import Config
-from nemolocal.engine.client import EngineClient
-from nemolocal.engine.messages import LoadSpec
-from nemolocal.errors import EngineError, ModelNotFoundError, NemoLocalError, TemplateError
+from nemolocal.errors import EngineError, ModelNotFoundError, NemoLocalError
 from nemolocal.hardware import Hardware
-from nemolocal.models import catalog, planning, reference, sizing, store
+from nemolocal.loading import EngineStart, Loader
+from nemolocal.models import catalog, reference, store
 from nemolocal.models.reference import PathRef
 from nemolocal.models.store import LocalModel
 from nemolocal.residency import Candidates, Residency, Resident
@@ -38,8 +35,6 @@ from nemolocal.types import (
     StreamItem,
     TextModel,
 )
-
-log = logging.getLogger(__name__)
 
 LISTING_S = 1.0  # every request looks models up, and looking costs milliseconds
 
@@ -61,9 +56,28 @@ class ModelCard:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory. `gpu_bytes` and `ram_bytes` are the plan's; `n_active` requests use it.
+    `expires_in_s` is the time until it is unloaded where nobody asks for it, None while it is in use or where
+    it stays. `note` says in one line what is unusual about its plan, "" where nothing is."""
+
+    id: str
+    device: str
+    n_ctx: int
+    n_slots: int
+    gpu_bytes: int
+    ram_bytes: int
+    n_active: int
+    expires_in_s: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
-    """What the service is doing. `progress` is the share of the load, 0 to 1. `device` reads like
-    "RTX 4090" or "CPU"; `problem` is one line when the last load failed."""
+    """What the service is doing, and about which model: the one that is being loaded, failed, or was used
+    last. `progress` is the share of the load, 0 to 1. `device` reads like "RTX 4090" or "CPU"; `problem` is
+    one line when the last load failed or a model's process ended; `note` is the model's. `loaded` are the
+    ids of all models in memory, the last used first: they can be served whatever the state."""
 
     state: Literal["idle", "loading", "ready", "failed"]
     model: str = ""
@@ -72,9 +86,8 @@ class Status:
     n_slots: int = 0
     progress: float = 0.0
     problem: str = ""
-
-
-EngineStart = Callable[[LoadSpec, Path, Callable[[float], None]], Awaitable[EngineClient]]
+    note: str = ""
+    loaded: tuple[str, ...] = ()
 
 
 class Service:
@@ -85,15 +98,25 @@ class Service:
         config: Config,
         *,
         detect: Callable[[], Hardware] | None = None,
-        start_engine: EngineStart = EngineClient.start,
+        start_engine: EngineStart | None = None,
     ) -> None:
         self.config = config
-        self._detect = detect or (lambda: hardware_module.survey(config))
-        self._start_engine = start_engine
-        self._residency = Residency(self._load)
-        self._status = Status("idle")
         self._totals = Totals()
+        self._loader = Loader(
+            config,
+            detect=detect or (lambda: hardware_module.survey(config)),
+            start_engine=start_engine,
+            name_of=lambda model: _names(self._usable()).get(model.path, model.ref),
+            totals=self._totals,
+        )
+        self._residency = Residency(
+            self._loader.decide,
+            keep_alive_s=config.settings.keep_alive_s,
+            on_death=self._loader.bury,
+        )
         self._start_up: asyncio.Task[None] | None = None
+        self._start_ref = ""
+        self._last_used: LocalModel | None = None
         self._admitted: dict[str, LocalModel] = {}  # by the reference as it was written
         self._listing: tuple[float, list[LocalModel]] | None = None
 
@@ -111,7 +134,7 @@ class Service:
             with suppress(NemoLocalError):  # met again by the first request that names no model
                 self.admit(self.config.settings.model)
         if refs:
-            self._status = Status("loading", model=refs[0])
+            self._start_ref = refs[0]
             self._start_up = asyncio.create_task(self._load_at_start(refs[0]))
 
     async def close(self) -> None:
@@ -120,13 +143,40 @@ class Service:
             self._start_up.cancel()
             await asyncio.gather(self._start_up, return_exceptions=True)
         await self._residency.close()
-        self._status = Status("idle")
+        self._loader.problem = None
 
     def status(self) -> Status:
-        resident = self._residency.resident
-        if resident and not resident.engine.is_alive and self._status.state == "ready":
-            return replace(self._status, state="idle", problem="The engine's process ended.")
-        return self._status
+        residents, loader = self._residency.residents, self._loader
+        loaded = tuple(resident.name for resident in residents)
+        if loader.loading:
+            return Status("loading", model=loader.loading, progress=loader.progress, loaded=loaded)
+        if self._start_up and not self._start_up.done():
+            return Status("loading", model=self._start_ref, loaded=loaded)
+        if loader.problem:
+            return Status("failed", model=loader.problem.name, problem=loader.problem.text, loaded=loaded)
+        if residents:
+            return _status_of(residents[0], "ready", loaded=loaded)
+        for resident in self._residency.fallen:
+            death = resident.engine.death
+            return replace(_status_of(resident, "idle"), problem=str(death or "The engine's process ended."))
+        return Status("idle")
+
+    def loaded(self) -> list[LoadedModel]:
+        """The models in memory, the last used first."""
+        return [
+            LoadedModel(
+                id=resident.name,
+                device=resident.device,
+                n_ctx=resident.engine.info.n_ctx,
+                n_slots=resident.engine.spec.n_slots,
+                gpu_bytes=sum(n_bytes for _, n_bytes in resident.footprint.gpu_bytes),
+                ram_bytes=resident.footprint.ram_bytes,
+                n_active=resident.n_leases,
+                expires_in_s=resident.expires_in_s,
+                note=resident.note,
+            )
+            for resident in self._residency.residents
+        ]
 
     def totals(self) -> dict[str, ModelTotals]:
         """What each model has done since the program started, by its id."""
@@ -135,21 +185,22 @@ class Service:
     # Models --------------------------------------------------------------------------------------
 
     def list_models(self) -> list[ModelCard]:
-        """The models on this machine, the loaded one first."""
+        """The models on this machine, the loaded ones first."""
         usable = self._usable()
         names = _names(usable)
         cards = [self._card(model, names[model.path]) for model in usable]
         return sorted(cards, key=lambda card: (not card.is_loaded, card.id))
 
-    def find_model(self, ref: str | None) -> TextModel:
+    def find_model(self, ref: str | None, *, keep_alive_s: float | None = None) -> TextModel:
         """The model that answers to `ref` (None: the loaded or configured or only one).
 
-        It is loaded on its first use. Raises ModelNotFoundError at once when no model on this machine
-        answers to the reference, ModelFileError when its file cannot be used.
+        It is loaded on its first use, and stays for `keep_alive_s` seconds after its last (0: it goes at
+        once, negative: never by itself, None: as it was told before). Raises ModelNotFoundError at once when
+        no model on this machine answers to the reference, ModelFileError when its file cannot be used.
         """
         candidates = self._candidates(ref or self._default_ref())
         name = _names(self._usable()).get(candidates[0].path) if len(candidates) == 1 else None
-        return ServedModel(self, name or ref or candidates[0].id, candidates)
+        return ServedModel(self, name or ref or candidates[0].id, candidates, keep_alive_s=keep_alive_s)
 
     def admit(self, ref: str | None) -> TextModel:
         """The same for whoever runs this program, who may also name a file by its path: it is then listed
@@ -162,13 +213,24 @@ class Service:
             self._listing = None
         return self.find_model(ref)
 
-    async def load(self, ref: str) -> None:
-        """Load a model, unloading the one before it once its requests have ended.
+    async def load(self, ref: str, *, keep_alive_s: float | None = None) -> None:
+        """Load a model, also one that failed too often to be tried for a request.
 
-        Raises DoesNotFitError, EngineError or another NemoLocalError when it cannot be loaded.
+        Others stay where there is room for all; else those that were not used for longest go, once their
+        requests have ended. Raises DoesNotFitError, EngineError or another NemoLocalError when it cannot be
+        loaded.
         """
-        async with self.lease(self._candidates(ref)):
+        candidates = self._candidates(ref)
+        self._loader.failures.forget(model.path for model in candidates)
+        async with self.lease(candidates, keep_alive_s=keep_alive_s):
             pass
+
+    async def unload(self, ref: str) -> None:
+        """Unload a model once its requests have ended; nothing happens where it is not loaded.
+
+        Raises ModelNotFoundError.
+        """
+        await self._residency.unload(self._candidates(ref))
 
     def sampling_defaults(self, ref: str | None) -> SamplingParams:
         """How a model is sampled where a request does not say: the user's settings, else the advice of the
@@ -196,11 +258,18 @@ class Service:
 
     def _default_ref(self) -> str:
         """The model that is meant where none is named."""
-        if self._residency.resident:
-            return self._residency.resident.model.ref
-        if self.config.settings.model:
-            return self.config.settings.model
-        usable = self._usable()
+        usable, settings = self._usable(), self.config.settings
+        loaded = [resident.model.ref for resident in self._residency.residents]
+        if settings.model and loaded:
+            with suppress(NemoLocalError):
+                if self._residency.serving(self._candidates(settings.model)):
+                    return settings.model
+        if loaded:
+            return loaded[0]
+        if self._last_used and any(model.path == self._last_used.path for model in usable):
+            return self._last_used.ref  # it was idle and is loaded again
+        if settings.model:
+            return settings.model
         if len({model.id for model in usable}) == 1:
             return usable[0].id
         raise ModelNotFoundError(
@@ -225,8 +294,7 @@ class Service:
         return store.find(parsed, self.config) or (store.resolve(parsed, self.config),)
 
     def _card(self, model: LocalModel, name: str) -> ModelCard:
-        resident = self._residency.resident
-        is_loaded = resident is not None and resident.model.path == model.path
+        resident = next((x for x in self._residency.residents if x.model.path == model.path), None)
         listed = catalog.load().get(model.catalog_id)
         owner = model.repo.partition("/")[0]
         return ModelCard(
@@ -237,8 +305,8 @@ class Service:
             size_bytes=model.bytes,
             quant=model.quant,
             n_params=model.n_params,
-            n_ctx=resident.engine.info.n_ctx if resident and is_loaded else model.n_ctx_train,
-            is_loaded=is_loaded,
+            n_ctx=resident.engine.info.n_ctx if resident else model.n_ctx_train,
+            is_loaded=resident is not None,
         )
 
     def _advice(self, ref: str) -> catalog.Sampling | None:
@@ -247,21 +315,25 @@ class Service:
 
     # Loading -------------------------------------------------------------------------------------
 
-    def lease(self, candidates: Candidates) -> AbstractAsyncContextManager[Resident]:
+    def lease(
+        self, candidates: Candidates, *, keep_alive_s: float | None = None
+    ) -> AbstractAsyncContextManager[Resident]:
         """The loaded model, which stays loaded while the lease is held; for ServedModel."""
-        return self._residency.lease(candidates)
+        return self._residency.lease(candidates, keep_alive_s=keep_alive_s)
 
     async def generate(
         self, resident: Resident, prompt: Prompt, params: GenerationParams
     ) -> AsyncGenerator[StreamItem, None]:
         """The engine's stream, counted; for ServedModel."""
         is_over = False
+        self._last_used = resident.model
         try:
             async with aclosing(resident.engine.generate(prompt, params)) as stream:
                 async for item in stream:
                     if isinstance(item, Finish):
                         is_over = True
                         self._totals.finished(resident.name, item)
+                        self._loader.answered(resident)
                     yield item
         except EngineError:
             self._totals.failed(resident.name)
@@ -272,81 +344,9 @@ class Service:
             raise
 
     def loaded_ctx(self, candidates: Candidates) -> int:
-        """The context of the loaded model when it is one of these, else 0."""
+        """The context of the loaded one of these, else 0."""
         resident = self._residency.serving(candidates)
         return resident.engine.info.n_ctx if resident else 0
-
-    async def _load(self, candidates: Candidates) -> Resident:
-        self._status = Status("loading", model=candidates[0].id)
-        try:
-            return await self._start(candidates)
-        except BaseException as error:  # whatever ended it, it is no longer loading
-            problem = str(error) or type(error).__name__
-            self._status = Status("failed", model=candidates[0].id, problem=problem)
-            log.error("loading %s failed: %s", candidates[0].id, problem)
-            if isinstance(error, Exception):
-                self._totals.load_failed(candidates[0].id)
-            raise
-
-    async def _start(self, candidates: Candidates) -> Resident:
-        """Look at the hardware, plan, start the engine."""
-        began = time.monotonic()
-        hardware = await asyncio.to_thread(self._detect)
-        plan = await asyncio.to_thread(self.plan, candidates, hardware)
-        model = next(model for model in candidates if str(model.path) == plan.candidate.file)
-        spec = self._spec(plan, hardware)
-        log.info("loading %s: %s", model.ref, " ".join(plan.reasons))
-
-        def on_progress(fraction: float) -> None:
-            self._status = replace(self._status, progress=fraction)
-
-        engine = await self._start_engine(spec, self.config.paths.logs / "engine.log", on_progress)
-        info = engine.info
-        try:
-            template = ChatTemplate(
-                info.chat_template, bos=info.bos, eos=info.eos, control_tokens=info.control_tokens
-            )
-        except TemplateError:
-            await engine.close()
-            raise
-        device = _device(plan)
-        name = _names(self._usable()).get(model.path, model.ref)
-        self._status = Status(
-            "ready",
-            model=name,
-            device=device,
-            n_ctx=info.n_ctx,
-            n_slots=spec.n_slots,
-            progress=1.0,
-        )
-        log.info("loaded %s on %s, context %d", model.ref, device, info.n_ctx)
-        self._totals.loaded(name, seconds=time.monotonic() - began)
-        return Resident(model, engine, template, device, name)
-
-    def plan(self, candidates: Candidates, hardware: Hardware) -> sizing.Plan:
-        """How one of these files would be loaded on this hardware, with the user's settings.
-
-        Raises DoesNotFitError, UsageError and ModelFileError.
-        """
-        files = [planning.local_candidate(model) for model in candidates]
-        return sizing.plan(candidates[0].id, files, hardware, planning.wish(self.config))
-
-    def _spec(self, plan: sizing.Plan, hardware: Hardware) -> LoadSpec:
-        settings = self.config.settings
-        return LoadSpec(
-            path=plan.candidate.file,
-            n_ctx=plan.load.n_ctx,
-            n_slots=plan.load.n_slots,
-            n_batch=plan.n_batch,
-            n_ubatch=plan.load.n_ubatch,
-            kv_type=plan.load.kv_type,
-            n_gpu_layers=plan.placement.n_gpu_layers,
-            split_mode=plan.split_mode,
-            tensor_split=plan.placement.tensor_split,
-            visible_devices=plan.visible_devices,
-            n_threads=settings.threads or hardware.cpu.physical_cores,
-            n_queue=settings.queue,
-        )
 
     async def _load_at_start(self, ref: str) -> None:
         with suppress(NemoLocalError):  # kept in the status, and met again by the first request
@@ -356,9 +356,12 @@ class Service:
 class ServedModel:
     """A model of this machine as a TextModel: loaded when it is asked, kept loaded while it answers."""
 
-    def __init__(self, service: Service, ref: str, candidates: Candidates) -> None:
+    def __init__(
+        self, service: Service, ref: str, candidates: Candidates, *, keep_alive_s: float | None = None
+    ) -> None:
         self._service = service
         self._candidates = candidates
+        self._keep_alive_s = keep_alive_s
         self.id = ref
 
     @property
@@ -373,7 +376,7 @@ class ServedModel:
 
         Raises TemplateError and ContextLengthError before the first item, EngineError at any time.
         """
-        async with self._service.lease(self._candidates) as resident:
+        async with self._lease() as resident:
             template = resident.template
             prompt = await asyncio.to_thread(template.render, messages)
             params = replace(params, stop=(*params.stop, *template.stop))
@@ -387,21 +390,32 @@ class ServedModel:
         """Go on from a raw prompt; control tokens in a text are recognised, as completion clients expect."""
         raw: Prompt = (Segment(prompt, is_control=True),) if isinstance(prompt, str) else tuple(prompt)
         async with (
-            self._service.lease(self._candidates) as resident,
+            self._lease() as resident,
             aclosing(self._service.generate(resident, raw, params)) as stream,
         ):
             async for item in stream:
                 yield item
+
+    def _lease(self) -> AbstractAsyncContextManager[Resident]:
+        return self._service.lease(self._candidates, keep_alive_s=self._keep_alive_s)
+
+
+def _status_of(
+    resident: Resident, state: Literal["idle", "ready"], *, loaded: tuple[str, ...] = ()
+) -> Status:
+    return Status(
+        state,
+        model=resident.name,
+        device=resident.device,
+        n_ctx=resident.engine.info.n_ctx,
+        n_slots=resident.engine.spec.n_slots,
+        progress=1.0,
+        note=resident.note,
+        loaded=loaded,
+    )
 
 
 def _names(models: Sequence[LocalModel]) -> dict[Path, str]:
     """The shortest name of each model: its id where no other file has the same."""
     n_of_id = Counter(model.id for model in models)
     return {model.path: model.id if n_of_id[model.id] == 1 else model.ref for model in models}
-
-
-def _device(plan: sizing.Plan) -> str:
-    """The GPUs of a plan by name, or "CPU"."""
-    n_of_name = Counter(gpu.name for gpu in plan.placement.gpus)
-    names = [name if n == 1 else f"{n} × {name}" for name, n in n_of_name.items()]
-    return " + ".join(names) or "CPU"

@@ -16,6 +16,7 @@ from nemolocal.engine.client import EngineClient
 from nemolocal.engine.messages import LoadSpec
 from nemolocal.errors import (
     DoesNotFitError,
+    EngineDiedError,
     EngineError,
     ModelFileError,
     ModelNotFoundError,
@@ -51,11 +52,14 @@ class FakeEngine:
         self.fault: Exception | None = None  # of a request
         self.template = synthetic.CHATML
         self.is_alive = True
+        self.death: EngineDiedError | None = None
+        self.pid: int | None = None
 
     async def start(
         self, spec: LoadSpec, log_path: Path, on_progress: Callable[[float], None]
     ) -> EngineClient:
         self.specs.append(spec)
+        self.spec = spec
         on_progress(0.5)
         if self.error:
             raise self.error

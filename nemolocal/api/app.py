@@ -113,9 +113,12 @@ def create(service: Service, refs: Sequence[str] = (), *, page: Callable[[], ASG
 
 
 async def health(request: Request) -> JSONResponse:
-    """200 once requests can be served, 503 while the model loads or after its load has failed."""
+    """200 while a model is loaded, whatever happens to another one; 503 while the only one loads or after its
+    load has failed."""
     service: Service = request.app.state.service
     status = service.status()
+    if status.loaded:
+        return JSONResponse({"status": "ok"})
     if status.state == "loading":
         content = {"status": "loading", "progress": status.progress}
         return JSONResponse(content, 503, headers={"Retry-After": "1"})

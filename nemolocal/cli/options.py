@@ -18,6 +18,7 @@ LOADING = ("ctx", "slots", "kv", "gpu", "split", "gpu_layers")
 PLANNING = ("threads", "margin_mib", "warm_cache_mib")
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 LISTENING = ("host", "port", "api_key", "allow_origin", "queue")
+STAYING = ("keep_alive_s", "max_models", "watchdog_s")
 ALL = tuple(field.name for field in fields(Settings))
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.", metavar="")]
@@ -33,7 +34,7 @@ _METAVARS = {
     "gpu": "UUID|INDEX,…",
 }
 _PANELS = (
-    ("Loading the model", (*LOADING, *PLANNING)),
+    ("Loading the model", (*LOADING, *PLANNING, *STAYING)),
     ("Sampling", SAMPLING),
     ("Listening", LISTENING),
     ("This machine", (*NETWORK, *MACHINE)),

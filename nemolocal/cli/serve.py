@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     *options.LISTENING,
     *options.LOADING,
     *options.PLANNING,
+    *options.STAYING,
     *options.SAMPLING,
     *options.NETWORK,
     *options.MACHINE,

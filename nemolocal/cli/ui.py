@@ -25,6 +25,7 @@ _TEXT_BROWSERS = {"www-browser", "links", "elinks", "lynx", "w3m"}  # they would
     *options.LISTENING,
     *options.LOADING,
     *options.PLANNING,
+    *options.STAYING,
     *options.SAMPLING,
     *options.NETWORK,
     *options.MACHINE,

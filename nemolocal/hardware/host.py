@@ -69,6 +69,17 @@ def read_ram(root: Path = ROOT) -> Ram:
     return Ram(total_bytes=total, available_bytes=available)
 
 
+def mapped_bytes(pid: int | None) -> int:
+    """Bytes of files that a process has in RAM, which `read_ram` counts as available although the process
+    needs them; 0 where the system does not count them so, or the process is gone."""
+    if pid is None:
+        return 0
+    try:
+        return int(getattr(psutil.Process(pid).memory_info(), "shared", 0))
+    except psutil.Error:
+        return 0
+
+
 def free_disk_bytes(folder: Path) -> int:
     """Free space where `folder` is or would be made; 0 where that cannot be told."""
     existing = next((path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()), None)
