@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from nemolocal import config
 from nemolocal.errors import ContextLengthError, ModelNotFoundError
-from nemolocal.service import ModelCard, Service, Status
+from nemolocal.service import LoadedModel, ModelCard, Service, Status
 from nemolocal.totals import ModelTotals
 from nemolocal.types import (
     Candidate,
@@ -95,6 +95,7 @@ class FakeService(Service):
         self.on_load: Callable[[str], None] = lambda ref: None
         self.started: list[tuple[str, ...]] = []
         self.n_closed = 0
+        self.in_memory: list[LoadedModel] = []
         self.done: dict[str, ModelTotals] = {}
         self.kept_alive_s: list[float | None] = []  # what each call of find_model asked for
 
@@ -109,6 +110,9 @@ class FakeService(Service):
 
     def totals(self) -> dict[str, ModelTotals]:
         return self.done
+
+    def loaded(self) -> list[LoadedModel]:
+        return self.in_memory
 
     def list_models(self) -> list[ModelCard]:
         return [

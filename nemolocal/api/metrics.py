@@ -1,4 +1,4 @@
-"""`/metrics`: what each model has done, in Prometheus' text format.
+"""`/metrics`: what each model has done and what it is doing, in Prometheus' text format.
 
 The names are those of llama.cpp's server where it counts the same, with our prefix. Format:
 https://prometheus.io/docs/instrumenting/exposition_formats/
@@ -6,34 +6,34 @@ https://prometheus.io/docs/instrumenting/exposition_formats/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, TypeVar
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from nemolocal.service import Service
+from nemolocal.service import LoadedModel, Service
 from nemolocal.totals import ModelTotals
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "nemolocal_"
 
 router = APIRouter()
+Model = TypeVar("Model")
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
-    """One figure of each model. A counter only grows; a gauge is what holds now."""
+class Metric(Generic[Model]):
+    """One figure of each model."""
 
     name: str
     help: str
-    value: Callable[[ModelTotals], float]
-    kind: Literal["counter", "gauge"] = "counter"
+    value: Callable[[Model], float]
 
 
-METRICS = (
+COUNTERS: tuple[Metric[ModelTotals], ...] = (
     Metric("requests_total", "Requests that ended with an answer.", lambda it: it.n_requests),
     Metric("requests_cancelled_total", "Requests whose client left.", lambda it: it.n_cancelled),
     Metric("requests_failed_total", "Requests that the engine failed.", lambda it: it.n_failures),
@@ -52,24 +52,35 @@ METRICS = (
     Metric("load_seconds_total", "Time that loading it took.", lambda it: it.load_s),
 )
 
+GAUGES: tuple[Metric[LoadedModel], ...] = (
+    Metric("requests_processing", "Requests that have a slot now.", lambda it: min(it.n_active, it.n_slots)),
+    Metric(
+        "requests_deferred", "Requests that wait for a slot now.", lambda it: max(it.n_active - it.n_slots, 0)
+    ),
+)
+
 
 @router.api_route("/metrics", methods=["GET", "HEAD"])
 async def get_metrics(request: Request) -> Response:
     service: Service = request.app.state.service
-    return Response(exposition(service.totals()), headers={"Content-Type": CONTENT_TYPE})
+    text = exposition(service.totals(), service.loaded())
+    return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
 
-def exposition(totals: Mapping[str, ModelTotals]) -> str:
-    """The totals of each model by its id, as text."""
-    return "".join(line + "\n" for metric in METRICS for line in _lines(metric, totals))
+def exposition(totals: Mapping[str, ModelTotals], loaded: Sequence[LoadedModel]) -> str:
+    """The totals of each model by its id, and the state of those that are loaded, as text."""
+    lines = [line for metric in COUNTERS for line in _lines(metric, "counter", totals)]
+    now = {model.id: model for model in loaded}
+    lines += [line for metric in GAUGES for line in _lines(metric, "gauge", now)]
+    return "".join(line + "\n" for line in lines)
 
 
-def _lines(metric: Metric, totals: Mapping[str, ModelTotals]) -> Iterable[str]:
+def _lines(metric: Metric[Model], kind: str, models: Mapping[str, Model]) -> Iterator[str]:
     name = PREFIX + metric.name
     yield f"# HELP {name} {metric.help}"
-    yield f"# TYPE {name} {metric.kind}"
-    for id, of_model in totals.items():
-        yield f'{name}{{model="{_escaped(id)}"}} {metric.value(of_model)}'
+    yield f"# TYPE {name} {kind}"
+    for id, model in models.items():
+        yield f'{name}{{model="{_escaped(id)}"}} {metric.value(model)}'
 
 
 def _escaped(label: str) -> str:

@@ -18,7 +18,7 @@ from nemolocal.types import (
     ToolCall,
     Usage,
 )
-from tests.api.serving import CHAT, assert_error, chat, client, post, user
+from tests.api.serving import CHAT, COMPLETIONS, assert_error, chat, client, post, user
 from tests.fakes import FakeService, FakeTextModel
 
 pytestmark = pytest.mark.anyio
@@ -355,6 +355,32 @@ async def test_no_adapter_and_none_named_are_told_apart() -> None:
     for fields in ({}, {"lora": None}, {"lora": []}):
         await chat(service, **fields)
     assert [params.adapters for _, params in service.model.calls] == [None, None, ()]
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (None, None),
+        (0, 0.0),
+        (90, 90.0),
+        (0.5, 0.5),
+        ("0", 0.0),
+        ("300", 300.0),
+        ("5m", 300.0),
+        ("1h30m", 5400.0),
+        ("1.5h", 5400.0),
+        ("250ms", 0.25),
+        (-1, -1.0),
+        ("-1", -1.0),
+        ("-1m", -1.0),
+        (-0.5, -1.0),
+    ],
+)
+async def test_how_long_the_model_stays_loaded(value: Any, seconds: float | None) -> None:
+    service = FakeService()
+    assert (await chat(service, keep_alive=value)).status_code == 200
+    assert (await post(service, COMPLETIONS, {"prompt": "Hi", "keep_alive": value})).status_code == 200
+    assert service.kept_alive_s == [seconds, seconds]
 
 
 @pytest.mark.parametrize(

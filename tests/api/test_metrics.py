@@ -8,7 +8,8 @@ from dataclasses import fields
 import pytest
 from starlette.applications import Starlette
 
-from nemolocal.api.metrics import METRICS, exposition
+from nemolocal.api.metrics import COUNTERS, GAUGES, exposition
+from nemolocal.service import LoadedModel
 from nemolocal.totals import ModelTotals, Totals
 from nemolocal.types import Finish, Timings, Usage
 from tests.api.serving import assert_error, client
@@ -78,22 +79,32 @@ async def test_what_the_models_did() -> None:
     }
 
 
+@pytest.mark.parametrize(("n_active", "figures"), [(0, [0, 0]), (3, [3, 0]), (4, [4, 0]), (9, [4, 5])])
+async def test_what_is_running_and_what_waits(n_active: int, figures: list[int]) -> None:
+    service = FakeService()
+    service.in_memory = [LoadedModel("m", "CPU", 4096, 4, 0, 0, n_active, None)]
+    async with client(service) as caller:
+        found = samples((await caller.get("/metrics")).text)
+    assert [found["requests_processing", "m"], found["requests_deferred", "m"]] == figures
+
+
 def test_before_the_first_request_there_is_no_sample() -> None:
-    text = exposition({})
+    text = exposition({}, [])
     assert samples(text) == {}
-    assert text.count("# TYPE ") == len(METRICS)
+    assert text.count(" counter\n") == len(COUNTERS)
+    assert text.count(" gauge\n") == len(GAUGES)
 
 
 def test_a_name_of_any_kind_stays_one_label() -> None:
-    text = exposition({'a"b\\c\nd': ModelTotals(n_requests=1)})
+    text = exposition({'a"b\\c\nd': ModelTotals(n_requests=1)}, [])
     assert samples(text)["requests_total", r"a\"b\\c\nd"] == 1
 
 
 def test_every_total_is_told() -> None:
     """A figure that is counted and told by no metric would change nothing here."""
-    nothing = exposition({"m": ModelTotals()})
+    nothing = exposition({"m": ModelTotals()}, [])
     for field in fields(ModelTotals):
-        assert exposition({"m": ModelTotals(**{field.name: 1})}) != nothing, field.name
+        assert exposition({"m": ModelTotals(**{field.name: 1})}, []) != nothing, field.name
 
 
 async def test_a_page_does_not_take_the_route() -> None:

@@ -33,7 +33,7 @@ async def create_chat_completion(request: Request) -> Response:
     asked = await body.read(request, ChatRequest)
     asked.check_served()
     service: Service = request.app.state.service
-    model = service.find_model(asked.model or None)
+    model = service.find_model(asked.model or None, keep_alive_s=asked.keep_alive)
     messages = [message.unwrap() for message in asked.messages]
     max_tokens = asked.max_completion_tokens or asked.max_tokens
     default = service.sampling_defaults(asked.model or None)

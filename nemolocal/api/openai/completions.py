@@ -34,7 +34,7 @@ async def create_completion(request: Request) -> Response:
     asked = await body.read(request, CompletionRequest)
     asked.check_served()
     service: Service = request.app.state.service
-    model = service.find_model(asked.model or None)
+    model = service.find_model(asked.model or None, keep_alive_s=asked.keep_alive)
     default = service.sampling_defaults(asked.model or None)
     params = asked.generation(default, max_tokens=asked.max_tokens, n_ctx=model.n_ctx)
     choices = Choices([model.complete(prompt, each) for prompt in asked.prompt for each in params])
