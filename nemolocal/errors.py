@@ -52,6 +52,19 @@ class ContextLengthError(InvalidRequestError):
         self.n_ctx = n_ctx
 
 
+class InputLengthError(ContextLengthError):
+    """One of the inputs to embed or to rank, at `index`, is longer than the model reads at once. Both counts
+    are in tokens; `can_grow` says that another load of the model would read longer ones."""
+
+    def __init__(self, *, index: int, n_prompt: int, n_ctx: int, can_grow: bool = False) -> None:
+        super().__init__(n_prompt=n_prompt, n_ctx=n_ctx)
+        grow = " or load the model with a larger --ctx" if can_grow else ""
+        self.message = f"Input {index} has {n_prompt} tokens, but the model reads at most {n_ctx} at once."
+        self.hint = f"Split it into shorter pieces{grow}."
+        self.param = f"input[{index}]"
+        self.index = index
+
+
 class TemplateError(InvalidRequestError):
     """The model's chat template refused these messages, or is itself broken."""
 
