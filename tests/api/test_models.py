@@ -59,6 +59,9 @@ async def test_health_says_when_requests_can_be_served() -> None:
             {"status": "failed", "problem": "It is cut off."},
         )
         assert (await caller.head("/health")).status_code == 503
+        # Another model is there and answers.
+        assert await health("failed", loaded=("fake",)) == (200, {"status": "ok"})
+        assert await health("loading", loaded=("fake",)) == (200, {"status": "ok"})
 
 
 async def test_the_headless_root_points_to_the_api() -> None:
