@@ -1,4 +1,4 @@
-"""Who holds which slot of the KV cache, and what the idle slots still remember.
+"""Who holds which slot of the model's memory, and what the idle slots still remember.
 
 A slot whose sequence has ended keeps its tokens, so that the next turn of the same conversation, or another
 prompt that begins alike, reads only what is new. The least recently used one gives way first.
@@ -9,64 +9,88 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from nemolocal.engine.backend import Backend
+from nemolocal.engine.backend import Adapters, Memory
 from nemolocal.engine.cells import Cells
+from nemolocal.engine.checkpoints import Checkpoints
 
 
 @dataclass(slots=True)
 class Slot:
-    """`tokens` are those whose cells are in the cache. A slot in use belongs to a running sequence."""
+    """`tokens` are those whose state is in the memory, computed with `adapters`. A slot in use belongs to a
+    running sequence. The first `n_saved` tokens are in a warm cache on disk."""
 
     index: int
     tokens: list[int] = field(default_factory=list)
+    adapters: Adapters = ()
     is_used: bool = False
     last_used: int = 0
+    n_saved: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WarmState:
+    """The saved state of a sequence, read back from disk."""
+
+    tokens: list[int]
+    state: memoryview
 
 
 class SlotCache:
     """All slots of one backend."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._cells = Cells(backend.n_slots)
+    def __init__(self, memory: Memory, n_slots: int, *, checkpoint_bytes: int = 0) -> None:
+        self._memory = memory
+        self._cells = Cells(n_slots) if memory.is_shared else None
         self._clock = 0
-        self._slots = [Slot(index) for index in range(backend.n_slots)]
+        self._slots = [Slot(index) for index in range(n_slots)]
+        self._checkpoints = Checkpoints(checkpoint_bytes)
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        return not self._memory.can_rollback
 
     @property
     def n_free(self) -> int:
-        """Cells that hold nothing."""
-        return self._backend.n_ctx - self._cells.n_taken
+        """Cells that hold nothing and that any slot may take."""
+        return self._memory.n_cells - (self._cells.n_taken if self._cells else 0)
 
     @property
     def n_busy(self) -> int:
-        """Cells that running sequences hold, shared ones counted once."""
-        return self._cells.n_taken_by([slot.index for slot in self._slots if slot.is_used])
+        """Shared cells that running sequences hold, each counted once."""
+        used = [slot.index for slot in self._slots if slot.is_used]
+        return self._cells.n_taken_by(used) if self._cells else 0
 
     def has_idle_slot(self) -> bool:
         return any(not slot.is_used for slot in self._slots)
 
-    def n_known(self, prompt: list[int], slots: Iterable[int]) -> int:
-        """Tokens of the prompt's beginning that one of these slots holds.
+    def n_known(self, prompt: list[int], adapters: Adapters, slots: Iterable[int] | None = None) -> int:
+        """Tokens of the prompt's beginning that one of these slots (None: any) holds.
 
         0 where the memory cannot share or roll back, so that this would be no promise.
         """
-        if not self._backend.can_rollback:
+        if not self._memory.can_rollback:
             return 0
-        return max((n_common(self._slots[index].tokens, prompt) for index in slots), default=0)
+        held = self._slots if slots is None else [self._slots[index] for index in slots]
+        return max((_n_shared(slot, prompt, adapters) for slot in held), default=0)
 
-    def take(self, prompt: list[int], *, reuse: bool) -> tuple[int, int]:
+    def take(
+        self, prompt: list[int], adapters: Adapters, *, reuse: bool, warm: WarmState | None = None
+    ) -> tuple[int, int]:
         """Give an idle slot to a new sequence: (its index, how many tokens of the prompt it holds already).
 
         At least one token of the prompt is always left to be computed, since its logits are needed.
         """
         idle = [slot for slot in self._slots if not slot.is_used]
-        oldest = min(idle, key=lambda slot: (bool(slot.tokens), slot.last_used))
+        oldest = min(idle, key=lambda slot: (bool(slot.tokens), slot.last_used, slot.index))
         slot, n_reused = oldest, 0
-        if reuse and self._backend.can_rollback:
-            slot, n_reused = self._share(prompt, oldest)
+        if reuse and warm and self._thaw(oldest, warm, prompt, adapters):
+            n_reused = min(n_common(oldest.tokens, prompt), len(prompt) - 1)
+        elif reuse and self._memory.can_rollback:
+            slot, n_reused = self._share(prompt, adapters, oldest)
         elif reuse:
-            slot, n_reused = self._continue(prompt, idle, oldest)
-        self._truncate(slot, n_reused)
+            slot, n_reused = self._continue(prompt, adapters, oldest)
+        self.truncate(slot.index, n_reused)
+        slot.adapters = adapters
         slot.is_used = True
         self._touch(slot)
         return slot.index, len(slot.tokens)
@@ -74,7 +98,33 @@ class SlotCache:
     def extend(self, index: int, tokens: list[int]) -> None:
         """Record that `tokens` were computed at the end of a slot."""
         self._slots[index].tokens.extend(tokens)
-        self._cells.extend(index, len(tokens))
+        if self._cells:
+            self._cells.extend(index, len(tokens))
+
+    def truncate(self, index: int, n_kept: int) -> None:
+        """Forget all but the first `n_kept` tokens of a slot, or all where the memory cannot do that."""
+        slot = self._slots[index]
+        if len(slot.tokens) == n_kept:
+            return
+        if not self._memory.remove(index, n_kept):
+            self._memory.remove(index, 0)
+            n_kept = 0
+        del slot.tokens[n_kept:]
+        slot.n_saved = min(slot.n_saved, n_kept)
+        if self._cells:
+            self._cells.truncate(index, n_kept)
+
+    def shift(self, index: int, start: int, n: int) -> bool:
+        """Forget `n` tokens inside a slot and close the gap; false when others hold what follows."""
+        if self._cells and self._cells.is_shared(index, start):
+            self.forget_idle()
+            if self._cells.is_shared(index, start):
+                return False
+        self._memory.shift(index, start, n)
+        del self._slots[index].tokens[start : start + n]
+        if self._cells:
+            self._cells.cut(index, start, n)
+        return True
 
     def release(self, index: int) -> None:
         """The sequence has ended; its tokens are remembered until their cells are needed."""
@@ -88,59 +138,132 @@ class SlotCache:
             remembering = self._remembering()
             if not remembering:
                 return False
-            self._truncate(min(remembering, key=lambda slot: slot.last_used), 0)
+            self.truncate(min(remembering, key=lambda slot: slot.last_used).index, 0)
         return True
 
     def forget_idle(self) -> bool:
         """Forget what every idle slot holds; false when there was nothing to forget."""
         remembering = self._remembering()
         for slot in remembering:
-            self._truncate(slot, 0)
+            self.truncate(slot.index, 0)
         return bool(remembering)
+
+    def idle_lengths(self) -> dict[int, int]:
+        """How many tokens each idle slot remembers."""
+        return {slot.index: len(slot.tokens) for slot in self._slots if not slot.is_used}
+
+    # States that are saved -----------------------------------------------------------------------
+
+    def checkpoint(self, index: int) -> None:
+        """Keep the state of a slot as it is now, for prompts that begin like it."""
+        slot = self._slots[index]
+        if self._checkpoints.is_open and not self._checkpoints.has(slot.tokens, slot.adapters):
+            state = self._memory.save(index, is_partial=True)
+            self._checkpoints.add(slot.tokens, slot.adapters, state)
+
+    def unsaved(self, n_least: int, adapters: Adapters) -> int | None:
+        """The slot whose loss would cost most: idle, with `n_least` tokens or more, and at least a quarter of
+        them not on disk yet."""
+        worth = [
+            slot
+            for slot in self._remembering()
+            if slot.adapters == adapters
+            and len(slot.tokens) >= n_least
+            and 4 * (len(slot.tokens) - slot.n_saved) >= len(slot.tokens)
+        ]
+        return max(worth, key=lambda slot: len(slot.tokens) - slot.n_saved).index if worth else None
+
+    def freeze(self, index: int) -> WarmState:
+        """The whole state of an idle slot, to be saved on disk. It counts as saved from now on: where that
+        fails, the next try would too."""
+        slot = self._slots[index]
+        slot.n_saved = len(slot.tokens)
+        return WarmState(list(slot.tokens), self._memory.save(index, is_partial=False))
+
+    def _thaw(self, slot: Slot, warm: WarmState, prompt: list[int], adapters: Adapters) -> bool:
+        """Put a state from disk into an idle slot, where it saves more than the memory already knows."""
+        n_of_use = n_common(warm.tokens, prompt)
+        if not self._memory.can_rollback and n_of_use < len(warm.tokens):
+            return False
+        if n_of_use <= self.n_known(prompt, adapters):
+            return False
+        self.truncate(slot.index, 0)
+        if not self.make_room(len(warm.tokens)):
+            return False
+        if not self._memory.restore(slot.index, warm.state, is_partial=False):
+            return False
+        slot.adapters = adapters
+        self.extend(slot.index, warm.tokens)
+        slot.n_saved = len(warm.tokens)
+        return True
+
+    # Prefixes ------------------------------------------------------------------------------------
+
+    def _share(self, prompt: list[int], adapters: Adapters, oldest: Slot) -> tuple[Slot, int]:
+        """The slot to use and its known beginning, taken over or copied from the slot that knows most."""
+        source = max(self._slots, key=lambda slot: _n_shared(slot, prompt, adapters))
+        n_known = min(_n_shared(source, prompt, adapters), len(prompt) - 1)
+        if n_known == 0:
+            return oldest, 0
+        if source is oldest or (not source.is_used and n_known == len(source.tokens)):
+            return source, n_known
+        # Copying keeps what the other conversation remembers; shared cells are not doubled by it.
+        self._copy(source, oldest, n_known)
+        return oldest, n_known
+
+    def _continue(self, prompt: list[int], adapters: Adapters, oldest: Slot) -> tuple[Slot, int]:
+        """The same where state cannot go back: an idle slot whose whole content the prompt begins with, or
+        the nearest checkpoint, in a slot that holds the rest of it."""
+        whole = [slot for slot in self._remembering() if len(slot.tokens) < len(prompt)]
+        whole = [slot for slot in whole if _n_shared(slot, prompt, adapters) == len(slot.tokens)]
+        longest = max(whole, key=lambda slot: len(slot.tokens), default=None)
+        n_known = len(longest.tokens) if longest else 0
+        sources = sorted(self._slots, key=lambda slot: (_n_shared(slot, prompt, adapters), not slot.is_used))
+        source = sources[-1]
+        n_most = _n_shared(source, prompt, adapters)
+        found = self._checkpoints.best(prompt, adapters, lambda checkpoint: n_most)
+        if found is None or len(found.tokens) <= n_known:
+            return (longest, n_known) if longest else (oldest, 0)
+        n_known = len(found.tokens)
+        target = source
+        if source.is_used:
+            target = oldest
+            self._copy(source, target, n_known)
+        is_back = self._memory.restore(target.index, found.state, is_partial=True)
+        if not (is_back and self._memory.remove(target.index, n_known)):
+            self._forget(target)
+            return target, 0
+        del target.tokens[n_known:]
+        target.n_saved = min(target.n_saved, n_known)
+        if self._cells:
+            self._cells.truncate(target.index, n_known)
+        return target, n_known
+
+    def _copy(self, source: Slot, target: Slot, n: int) -> None:
+        self.truncate(target.index, 0)
+        self._memory.copy(source.index, target.index, n)
+        if self._cells:
+            self._cells.share(source.index, target.index, n)
+        target.tokens = source.tokens[:n]
+        target.n_saved = min(source.n_saved, n)
+
+    def _forget(self, slot: Slot) -> None:
+        self._memory.remove(slot.index, 0)
+        slot.tokens, slot.n_saved = [], 0
+        if self._cells:
+            self._cells.truncate(slot.index, 0)
 
     def _remembering(self) -> list[Slot]:
         """Idle slots that hold something."""
         return [slot for slot in self._slots if not slot.is_used and slot.tokens]
 
-    def _share(self, prompt: list[int], oldest: Slot) -> tuple[Slot, int]:
-        """The slot to use and its known beginning, taken over or copied from the slot that knows most."""
-        source = max(self._slots, key=lambda slot: n_common(slot.tokens, prompt))
-        n_known = min(n_common(source.tokens, prompt), len(prompt) - 1)
-        if n_known == 0:
-            return oldest, 0
-        if source is oldest or (not source.is_used and n_known == len(source.tokens)):
-            return source, n_known
-        # Copying keeps what the other conversation remembers; the cells are shared, not doubled.
-        self._truncate(oldest, 0)
-        self._backend.copy(source.index, oldest.index, n_known)
-        self._cells.share(source.index, oldest.index, n_known)
-        oldest.tokens = source.tokens[:n_known]
-        return oldest, n_known
-
-    def _continue(self, prompt: list[int], idle: list[Slot], oldest: Slot) -> tuple[Slot, int]:
-        """The same where state cannot go back: only a slot whose whole content the prompt begins with."""
-        whole = [
-            slot
-            for slot in idle
-            if 0 < len(slot.tokens) < len(prompt) and slot.tokens == prompt[: len(slot.tokens)]
-        ]
-        if not whole:
-            return oldest, 0
-        longest = max(whole, key=lambda slot: len(slot.tokens))
-        return longest, len(longest.tokens)
-
-    def _truncate(self, slot: Slot, n_kept: int) -> None:
-        if len(slot.tokens) == n_kept:
-            return
-        if not self._backend.remove(slot.index, n_kept):
-            self._backend.remove(slot.index, 0)
-            n_kept = 0
-        del slot.tokens[n_kept:]
-        self._cells.truncate(slot.index, n_kept)
-
     def _touch(self, slot: Slot) -> None:
         self._clock += 1
         slot.last_used = self._clock
+
+
+def _n_shared(slot: Slot, prompt: list[int], adapters: Adapters) -> int:
+    return n_common(slot.tokens, prompt) if slot.adapters == adapters else 0
 
 
 def n_common(a: list[int], b: list[int]) -> int:

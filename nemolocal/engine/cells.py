@@ -1,5 +1,6 @@
-"""How many cells of the KV cache are taken. A cell holds one token at one position; slots whose sequences
-begin alike share the cells of that beginning, and a shared cell is taken once."""
+"""How many cells of the KV cache are taken, where all slots share them. A cell holds one token at one
+position; slots whose sequences begin alike share the cells of that beginning, which are taken once.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +53,28 @@ class Cells:
             run.n_holders -= 1
             if run.n_holders == 0:
                 self.n_taken -= run.n_cells
+
+    def cut(self, slot: int, start: int, n_cells: int) -> None:
+        """Give up `n_cells` cells from `start` on and keep what follows. They must not be shared."""
+        self._split(slot, start)
+        self._split(slot, start + n_cells)
+        kept, at = [], 0
+        for run in self._runs[slot]:
+            if not start <= at < start + n_cells:
+                kept.append(run)
+            at += run.n_cells
+        self._runs[slot] = kept
+        self.n_taken -= n_cells
+
+    def is_shared(self, slot: int, start: int) -> bool:
+        """Whether another slot holds any of this slot's cells from `start` on."""
+        self._split(slot, start)
+        at = 0
+        for run in self._runs[slot]:
+            if at >= start and run.n_holders > 1:
+                return True
+            at += run.n_cells
+        return False
 
     def n_taken_by(self, slots: list[int]) -> int:
         """Distinct cells of some slots together."""

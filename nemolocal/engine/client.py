@@ -13,17 +13,19 @@ import multiprocessing
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from nemolocal.engine import worker
+from nemolocal.engine import embedding, worker
 from nemolocal.engine.messages import (
     Accepted,
     Beat,
     Cancel,
     Chunk,
     Command,
+    Embed,
+    Embedded,
     Event,
     Failed,
     Finished,
@@ -31,6 +33,8 @@ from nemolocal.engine.messages import (
     LoadProgress,
     LoadSpec,
     ModelInfo,
+    Rank,
+    Ranked,
     Ready,
     Rejected,
     Shutdown,
@@ -42,6 +46,7 @@ from nemolocal.errors import (
     ContextLengthError,
     EngineDiedError,
     EngineError,
+    InputLengthError,
     InvalidRequestError,
     NemoLocalError,
 )
@@ -71,7 +76,7 @@ class EngineClient:
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
         self._streams: dict[int, asyncio.Queue[Event]] = {}
-        self._outbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Command | Embed | Rank | None] = queue.SimpleQueue()
         self._ready: asyncio.Future[ModelInfo] = self._loop.create_future()
         self._on_progress: Callable[[float], None] = lambda fraction: None
         self._gone = asyncio.Event()
@@ -83,7 +88,10 @@ class EngineClient:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=worker.main, args=(theirs, spec, str(log_path)), name="nemolocal-engine", daemon=True
+            target=embedding.main if spec.pooling else worker.main,
+            args=(theirs, spec, str(log_path)),
+            name="nemolocal-engine",
+            daemon=True,
         )
         self._process.start()
         theirs.close()
@@ -133,20 +141,64 @@ class EngineClient:
         Raises ContextLengthError, InvalidRequestError or BusyError in place of Started, and EngineError or
         EngineDiedError at any time.
         """
+        async with aclosing(self._exchange(lambda id: Submit(id, prompt, params))) as events:
+            async for event in events:
+                yield _translate(event)
+
+    async def embed(self, inputs: Sequence[str | Sequence[int]]) -> Embedded:
+        """The vectors of all inputs, texts or token ids. Cancelling the task cancels the request.
+
+        Raises InputLengthError, InvalidRequestError, BusyError, EngineError and EngineDiedError.
+        """
+        parts = tuple(part if isinstance(part, str) else tuple(part) for part in inputs)
+        event = await self._ask(lambda id: Embed(id, parts), field="input")
+        assert isinstance(event, Embedded)
+        return event
+
+    async def rank(self, query: str, documents: Sequence[str]) -> Ranked:
+        """The scores of all documents. Cancelling and errors as with `embed`."""
+        event = await self._ask(lambda id: Rank(id, query, tuple(documents)), field="documents")
+        assert isinstance(event, Ranked)
+        return event
+
+    async def _ask(self, command: Callable[[int], Embed | Rank], *, field: str) -> Event:
+        """A request that has one event only. Raises the error that it stands for, which blames an entry of
+        `field`."""
+        assert self.spec.pooling, "this engine generates"
+        async with aclosing(self._exchange(command)) as events:
+            event = await anext(events)
+        match event:
+            case Rejected(kind="context_length"):
+                raise InputLengthError(
+                    param=f"{field}[{event.index}]",
+                    n_prompt=event.n_prompt,
+                    n_ctx=event.n_ctx,
+                    can_grow=event.n_ctx < self.info.n_ctx_train,
+                )
+            case Rejected(kind="invalid"):
+                raise InvalidRequestError(event.message, param=event.param or f"{field}[{event.index}]")
+            case Failed(_, message, is_dead=False):
+                raise EngineError(message)
+            case Rejected() | Failed():
+                _translate(event)
+        return event
+
+    async def _exchange(self, command: Callable[[int], Submit | Embed | Rank]) -> AsyncGenerator[Event, None]:
+        """Send a request under an id of its own; its events, until the last one. Closing cancels it."""
         if not self.is_alive:
             ending = self._ending()
             raise EngineDiedError(ending.message, hint=ending.hint)
         id = next(self._ids)
         events: asyncio.Queue[Event] = asyncio.Queue()
         self._streams[id] = events
-        self._outbox.put(Submit(id, prompt, params))
+        self._outbox.put(command(id))
         self._watchdog.watch(self._watchdog_s)
         is_over = False
         try:
             while not is_over:
                 event = await events.get()
                 is_over = not isinstance(event, Accepted | Chunk)
-                yield _translate(event)
+                yield event
         finally:
             self._streams.pop(id, None)
             if not is_over:

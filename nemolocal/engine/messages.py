@@ -15,9 +15,21 @@ from nemolocal.types import FinishReason, GenerationParams, Prompt, Timings, Tok
 class LoadSpec:
     """What to load and how: the engine's half of a plan.
 
-    `n_ctx` tokens are shared by `n_slots` sequences. `visible_devices` are GPU UUIDs in the order of
+    `n_slots` sequences of up to `n_ctx` tokens each. `visible_devices` are GPU UUIDs in the order of
     `tensor_split` (layers for each, the output layer counts as one); empty with `n_gpu_layers` 0.
     `tensor_split` empty leaves the split to llama.cpp. `n_threads` 0 leaves the number to llama.cpp.
+
+    With `kv_layout` "shared" all slots share `n_ctx` cells, and one sequence may take them all; with "split"
+    each slot has `n_ctx` cells of its own, which is faster for many at a time. `n_drafted` tokens may be
+    guessed ahead in one step: `draft` is the file of a small model that guesses, or "ngram", which looks up
+    what followed the same words before, or "off". `adapters` are LoRA files and the scale that each has where
+    a request does not say. `sampling` "auto" lets a GPU pick the candidates. `warm_folder` keeps states of
+    long prompts for later processes, `warm_key` says for which model and plan they hold, and `warm_bytes`
+    limits the folder; "" keeps none. `checkpoint_bytes` of RAM hold states that cannot be rolled back to
+    otherwise.
+
+    With a `pooling` the model embeds or ranks: up to `n_slots` inputs in one batch, none longer than `n_ctx`.
+    `n_ubatch` below `n_ctx` says that a longer one may be read in parts.
     """
 
     path: str
@@ -32,6 +44,16 @@ class LoadSpec:
     visible_devices: tuple[str, ...] = ()
     n_threads: int = 0
     n_queue: int = 512
+    kv_layout: Literal["shared", "split"] = "shared"
+    n_drafted: int = 16
+    draft: str = "ngram"
+    adapters: tuple[tuple[str, float], ...] = ()
+    sampling: Literal["auto", "device", "host"] = "auto"
+    warm_folder: str = ""
+    warm_key: str = ""
+    warm_bytes: int = 0
+    checkpoint_bytes: int = 2 << 30
+    pooling: Literal["", "mean", "cls", "last", "rank"] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +61,8 @@ class ModelInfo:
     """What llama.cpp says of the loaded model.
 
     `control_tokens` are the texts of the vocabulary's control tokens, longest first. `buffers` holds
-    (device, what, bytes) as allocated. `chat_template` is "" when the file has none.
+    (device, what, bytes) as allocated. `chat_template` is "" when the file has none. `n_embd` is
+    the length of the vectors that an embedding model gives.
     """
 
     name: str
@@ -57,6 +80,7 @@ class ModelInfo:
     library: str
     system_info: str
     buffers: tuple[tuple[str, str, int], ...] = ()
+    n_embd: int = 0
 
 
 # Parent to child ---------------------------------------------------------------------------------
@@ -83,7 +107,25 @@ class Shutdown:
     """Free everything and exit."""
 
 
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """Turn each input, a text or token ids, into a vector. Answered by one Embedded, Rejected or Failed."""
+
+    id: int
+    inputs: tuple[str | tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Say how well each document answers the query. Answered by one Ranked, Rejected or Failed."""
+
+    id: int
+    query: str
+    documents: tuple[str, ...]
+
+
 Command = Submit | Cancel | Shutdown
+EmbeddingCommand = Embed | Rank | Cancel | Shutdown
 
 # Child to parent ---------------------------------------------------------------------------------
 
@@ -120,7 +162,8 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The request cannot be served: `n_prompt` tokens do not fit, or `kind` says why. Its last event."""
+    """The request cannot be served: `n_prompt` tokens do not fit, or `kind` says why. Its last event. Of
+    several inputs the one at `index` is at fault."""
 
     id: int
     kind: Literal["context_length", "invalid", "busy"]
@@ -128,6 +171,7 @@ class Rejected:
     param: str | None = None
     n_prompt: int = 0
     n_ctx: int = 0
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +195,26 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class Embedded:
+    """The vectors of all inputs in their order: float32, little-endian, of length 1 by the L2 norm."""
+
+    id: int
+    vectors: tuple[bytes, ...]
+    usage: Usage
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """The scores of all documents in their order, each from 0 to 1."""
+
+    id: int
+    scores: tuple[float, ...]
+    usage: Usage
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The last event of a request that the engine could not finish. `is_dead` says whether the engine ends
     with it."""
@@ -165,4 +229,16 @@ class Beat:
     """A step was made and had nothing else to tell: the sign of life while a long prompt is read."""
 
 
-Event = Beat | LoadProgress | Ready | LoadFailed | Accepted | Rejected | Chunk | Finished | Failed
+Event = (
+    Beat
+    | LoadProgress
+    | Ready
+    | LoadFailed
+    | Accepted
+    | Rejected
+    | Chunk
+    | Finished
+    | Embedded
+    | Ranked
+    | Failed
+)

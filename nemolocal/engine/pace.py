@@ -1,37 +1,72 @@
-"""How much of a prompt goes into one step, so that streams keep flowing while prompts are read.
+"""How much goes into one step, so that streams keep flowing while prompts are read and guesses pay.
 
 Knows only how long steps took: the worker measures, the scheduler obeys.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+
+from nemolocal.engine.batching import Budget
+
 FLOWING_S = 0.08  # a step while answers are being written: what a reader does not notice
+BURST_S = 0.2  # the same when it brings several waiting requests to their first token
 ALONE_S = 0.5  # a step while only prompts are read: how long a cancel or a new request may have to wait
 N_LEAST = 16  # below this a prompt would hardly advance
+N_PROBE = 128  # prompt tokens of a step before anything was measured
 SMOOTHING = 0.3
+ROW_SHARE = 0.15  # of a step, what one row more is taken to cost before it was measured
 
 
 class Pace:
-    """Learns the seconds that one prompt token costs and turns a time per step into a number of tokens."""
+    """Learns what prompt tokens and rows cost, and turns a time per step into a number of tokens."""
 
     def __init__(self, n_batch: int) -> None:
         self._n_batch = n_batch
         self._token_s = 0.0
         self._decode_s = 0.0
+        self._known_rows: list[int] = []  # sorted
+        self._row_s: dict[int, float] = {}
 
-    def n_prefill(self, *, is_flowing: bool) -> int:
+    def budget(self, *, is_flowing: bool) -> Budget:
         """Prompt tokens for the next step. Before anything was measured: a small probe."""
         if self._token_s == 0.0:
-            return min(self._n_batch, 128)
-        left_s = FLOWING_S - self._decode_s if is_flowing else ALONE_S
-        return max(min(int(left_s / self._token_s), self._n_batch), min(N_LEAST, self._n_batch))
+            n = min(self._n_batch, N_PROBE)
+            return Budget(n, n)
+        decode_s = self._decode_s if is_flowing else 0.0
+        wanted_s = FLOWING_S if is_flowing else ALONE_S
+        return Budget(self._n_prefill(wanted_s - decode_s), self._n_prefill(BURST_S - decode_s))
 
-    def observe(self, *, n_prefill: int, seconds: float) -> None:
-        """Learn from a step that read `n_prefill` prompt tokens (0: it only wrote answers)."""
+    def observe(self, *, n_prefill: int, n_rows: int, seconds: float) -> None:
+        """Learn from a step that read `n_prefill` prompt tokens (0: it only wrote answers, `n_rows` rows)."""
         if n_prefill == 0:
             self._decode_s = _smooth(self._decode_s, seconds)
+            if n_rows not in self._row_s:
+                insort(self._known_rows, n_rows)
+            self._row_s[n_rows] = _smooth(self._row_s.get(n_rows, 0.0), seconds)
         elif n_prefill >= N_LEAST:
             self._token_s = _smooth(self._token_s, max(seconds - self._decode_s, 1e-6) / n_prefill)
+
+    def step_s(self, n_rows: int) -> float:
+        """What a step of so many rows takes, in seconds: as measured, or between its measured neighbours.
+        Before anything was measured: in units of a step of one row."""
+        if n_rows in self._row_s:
+            return self._row_s[n_rows]
+        at = bisect_left(self._known_rows, n_rows)
+        if at == 0:
+            known = self._known_rows[0] if self._known_rows else 1
+            return (
+                self._row_s.get(known, 1.0) * (1 + ROW_SHARE * (n_rows - 1)) / (1 + ROW_SHARE * (known - 1))
+            )
+        below = self._known_rows[at - 1]
+        if at == len(self._known_rows):
+            return self._row_s[below] * (1 + ROW_SHARE * (n_rows - 1)) / (1 + ROW_SHARE * (below - 1))
+        above = self._known_rows[at]
+        share = (n_rows - below) / (above - below)
+        return self._row_s[below] + share * (self._row_s[above] - self._row_s[below])
+
+    def _n_prefill(self, seconds: float) -> int:
+        return max(min(int(seconds / self._token_s), self._n_batch), min(N_LEAST, self._n_batch))
 
 
 def _smooth(old: float, new: float) -> float:

@@ -8,17 +8,22 @@ used slots are all slots, no slot has two sequences, and each request gets exact
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from nemolocal.engine.backend import Backend, Batch, CacheFullError, Row
-from nemolocal.engine.cache import SlotCache, n_common
+from nemolocal.engine import batching, checkpoints
+from nemolocal.engine.backend import Adapters, Backend, CacheFullError, Row, Sampled
+from nemolocal.engine.batching import Budget, Plan
+from nemolocal.engine.cache import SlotCache, WarmState, n_common
 from nemolocal.engine.messages import Chunk, Failed
 from nemolocal.engine.sequence import Sequence
+from nemolocal.engine.speculation import Drafter, Watch, Wish
 from nemolocal.engine.text import TextStream
 from nemolocal.errors import ContextLengthError
 from nemolocal.types import FinishReason, GenerationParams, Usage
 
 N_WORTH_WAITING = 64  # tokens; a shorter common beginning is read twice rather than waited for
+N_GUESSED_FOR = 8  # streams; with more of them a step is full of work and guesses no longer pay
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +39,35 @@ StepEvent = Chunk | Ended | Failed
 
 
 class Scheduler:
-    """Waiting and running sequences of one backend."""
+    """Waiting and running sequences of one backend. `step_cost` says what a step of so many rows takes, for
+    the guesses of `drafter`."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        drafter: Drafter | None = None,
+        step_cost: Callable[[int], float] = lambda n_rows: 1.0,
+        checkpoint_bytes: int = 0,
+    ) -> None:
         self._backend = backend
-        self._cache = SlotCache(backend)
+        self._drafter = drafter if backend.memory.can_rollback else None
+        self._step_cost = step_cost
+        self._cache = SlotCache(backend.memory, backend.n_slots, checkpoint_bytes=checkpoint_bytes)
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in order of admission: the last is the youngest
+        self._watches: dict[int, Watch] = {}
+        self._launched = Plan()
+        self._is_launched = False
+        self._n_steps = 0
         self._events: list[StepEvent] = []
-        self.n_prefilled = 0  # prompt tokens that the last step computed
         self.admitted: list[int] = []  # requests that got a slot in the last step
 
     # What the worker asks ------------------------------------------------------------------------
+
+    @property
+    def cache(self) -> SlotCache:
+        return self._cache
 
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
@@ -63,30 +85,63 @@ class Scheduler:
         """Cells of the KV cache that hold nothing, not even a memory."""
         return self._cache.n_free
 
+    @property
+    def n_prefilled(self) -> int:
+        """Prompt tokens that the last step computed."""
+        return self._launched.n_prefill
+
+    @property
+    def n_rows(self) -> int:
+        """Tokens that the last step computed."""
+        return self._launched.n_tokens
+
+    def has_prompts(self) -> bool:
+        """Whether any prompt is, or is about to be, read."""
+        is_due = bool(self._waiting) and self._cache.has_idle_slot()
+        return is_due or not all(sequence.is_decoding for sequence in self._running)
+
     def is_flowing(self) -> bool:
         """Whether any answer is being written."""
         return any(sequence.is_decoding for sequence in self._running)
 
-    def add(self, id: int, tokens: list[int], params: GenerationParams) -> None:
+    def add(
+        self,
+        id: int,
+        tokens: list[int],
+        params: GenerationParams,
+        *,
+        adapters: Adapters = (),
+        warm: WarmState | None = None,
+    ) -> None:
         """Queue a request. Raises ContextLengthError when the prompt leaves no room for a single token."""
-        n_ctx = self._backend.n_ctx
-        if len(tokens) + 1 > n_ctx:
-            raise ContextLengthError(n_prompt=len(tokens), n_ctx=n_ctx)
-        n_new = n_ctx if params.max_tokens is None else params.max_tokens
+        backend = self._backend
+        if len(tokens) + 1 > backend.n_ctx:
+            raise ContextLengthError(n_prompt=len(tokens), n_ctx=backend.n_ctx)
+        borders = []
+        if self._cache.keeps_checkpoints:
+            borders = checkpoints.borders(tokens, backend.vocab.is_control)
+        n_left = backend.n_ctx - len(tokens)
+        shifts = params.shift_context and backend.memory.can_shift
+        n_new_most = n_left if params.max_tokens is None else params.max_tokens
         self._waiting.append(
             Sequence(
                 id=id,
                 tokens=list(tokens),
                 params=params,
                 n_prompt=len(tokens),
-                n_max=min(n_ctx, len(tokens) + n_new),
-                sampler=self._backend.sampler(params.sampling, tokens),
+                n_new_most=n_new_most if shifts else min(n_new_most, n_left),
+                sampler=backend.sampler(params.sampling, tokens, n_logprobs=params.n_logprobs),
                 text=TextStream(params.stop),
+                adapters=adapters,
+                warm=warm,
+                borders=borders,
             )
         )
 
     def cancel(self, id: int) -> bool:
-        """Drop a request without a further event; false when it is not here (any more)."""
+        """Drop a request without a further event; false when it is not here (any more). Not between `launch`
+        and `collect`: what is being computed must stay."""
+        assert not self._is_launched
         for sequence in [*self._running, *self._waiting]:
             if sequence.id == id:
                 self._drop(sequence)
@@ -100,26 +155,43 @@ class Scheduler:
             self._drop(sequence)
         return [Failed(sequence.id, message) for sequence in everyone]
 
-    def step(self, n_prefill: int) -> list[StepEvent]:
-        """Compute one batch with at most `n_prefill` prompt tokens; the events of all sequences in it."""
-        self._events, self.admitted = [], []
+    def launch(self, budget: Budget) -> bool:
+        """Begin a step; false when there is nothing to compute. `collect` must follow in any case."""
+        assert not self._is_launched
+        self._events, self.admitted, self._launched = [], [], Plan()
+        self._n_steps += 1
         self._admit()
-        chosen, batch = self._plan(n_prefill)
-        while not batch.rows and self._give_way():  # each waits for cells that the others hold
-            chosen, batch = self._plan(n_prefill)
-        while batch.rows:
+        chosen = self._plan(budget)
+        while not chosen.entries and self._give_way():  # each waits for cells that the others hold
+            chosen = self._plan(budget)
+        while chosen.entries:
             try:
-                sampled = iter(self._backend.decode(batch))
+                self._backend.launch(chosen.batch())
             except CacheFullError:
                 # Our count of cells is a bound, but llama.cpp's may be stricter (sliding windows).
                 if not self._cache.forget_idle() and not self._give_way():
-                    self._fail(chosen[0], "The KV cache has no place for this request.")
-                chosen, batch = self._plan(n_prefill)
+                    self._fail(chosen, "The KV cache has no place for this request.")
+                chosen = self._plan(budget)
                 continue
-            for sequence, row in zip(chosen, batch.rows, strict=True):
+            self._launched, self._is_launched = chosen, True
+            return True
+        return False
+
+    def collect(self) -> list[StepEvent]:
+        """Finish the step; the events of all sequences in it."""
+        entries, self._is_launched = self._launched.entries, False
+        sampled = iter(self._backend.collect() if entries else [])
+        for sequence, row in entries:
+            if sequence is None:
+                self._backend.memory.remove(row.slot, row.start)
+            else:
                 self._apply(sequence, row, next(sampled) if row.sampler else None)
-            break
         return self._events
+
+    def step(self, budget: Budget) -> list[StepEvent]:
+        """One whole step."""
+        self.launch(budget)
+        return self.collect()
 
     # The phases of a step ------------------------------------------------------------------------
 
@@ -128,14 +200,17 @@ class Scheduler:
         run."""
         while self._waiting and self._cache.has_idle_slot():
             sequence = self._waiting[0]
-            reuse = _reuses_cache(sequence.params)
+            reuse = sequence.reuses_cache
             if self._running and not self._has_place(sequence, reuse=reuse):
                 return
             if not reuse and not self._running:
                 # Where in the cache a sequence lies changes the rounding: the same place gives the same text.
                 self._cache.forget_idle()
             self._waiting.popleft()
-            sequence.slot, sequence.n_computed = self._cache.take(sequence.tokens, reuse=reuse)
+            sequence.slot, sequence.n_computed = self._cache.take(
+                sequence.tokens, sequence.adapters, reuse=reuse, warm=sequence.warm
+            )
+            sequence.warm = None
             if sequence.n_cached is None:
                 sequence.n_cached = sequence.n_computed
             self._running.append(sequence)
@@ -143,82 +218,129 @@ class Scheduler:
 
     def _has_place(self, sequence: Sequence, *, reuse: bool) -> bool:
         """Whether a sequence should start now, beside those that run."""
+        if reuse and self._is_being_read(sequence):
+            return False
+        if not self._backend.memory.is_shared:
+            return True
         n_needed = len(sequence.tokens) + 1
         if reuse:
-            if self._is_being_read(sequence.tokens):
-                return False
-            n_needed -= self._cache.n_known(sequence.tokens, _slots(self._running))
+            n_needed -= self._cache.n_known(sequence.tokens, sequence.adapters, _slots(self._running))
         n_promised = sum(other.n_pending + 1 for other in self._running)
-        return self._cache.n_busy + n_promised + n_needed <= self._backend.n_ctx
+        return self._cache.n_busy + n_promised + n_needed <= self._backend.memory.n_cells
 
-    def _is_being_read(self, tokens: list[int]) -> bool:
+    def _is_being_read(self, sequence: Sequence) -> bool:
         """Whether another request is reading the same beginning: it is read once, then shared."""
-        if not self._backend.can_rollback:
+        if not self._backend.memory.can_rollback:
             return False
-        reading = [other for other in self._running if not other.is_decoding]
+        reading = [
+            other for other in self._running if not other.is_decoding and other.adapters == sequence.adapters
+        ]
         elsewhere = set(range(self._backend.n_slots)) - set(_slots(reading))
-        n_known = self._cache.n_known(tokens, elsewhere)
+        n_known = self._cache.n_known(sequence.tokens, sequence.adapters, elsewhere)
         return any(
             other.n_computed < n_shared and n_shared - n_known >= N_WORTH_WAITING
             for other in reading
-            if (n_shared := n_common(other.tokens, tokens))
+            if (n_shared := n_common(other.tokens, sequence.tokens))
         )
 
-    def _plan(self, n_prefill: int) -> tuple[list[Sequence], Batch]:
-        """Choose what is computed: a token for every answer, then chunks of prompts, oldest first."""
-        while not self._cache.make_room(sum(s.is_decoding for s in self._running)) and self._give_way():
-            pass
-        chosen, batch = [], Batch()
-        n_left = self._backend.n_batch
-        for sequence in self._running:
-            if sequence.is_decoding and n_left:
-                chosen.append(sequence)
-                batch.rows.append(_row(sequence, 1))
-                n_left -= 1
-        self.n_prefilled = 0
-        for sequence in self._running:
-            if sequence.is_decoding:
-                continue
-            n = min(sequence.n_pending, n_left, n_prefill - self.n_prefilled)
-            if n > 0 and not self._cache.make_room(batch.n_tokens + n):
-                n = min(n, self._cache.n_free - batch.n_tokens)
-            if n <= 0:
-                break
-            chosen.append(sequence)
-            batch.rows.append(_row(sequence, n))
-            n_left -= n
-            self.n_prefilled += n
-        return chosen, batch
+    def _plan(self, budget: Budget) -> Plan:
+        """What the running sequences compute next. With different adapters they take turns."""
+        groups = list(dict.fromkeys(sequence.adapters for sequence in self._running))
+        group = groups[self._n_steps % len(groups)] if groups else ()
+        guesses = self._guesses([s for s in self._running if s.is_decoding and s.adapters == group])
+        n_guessed = sum(map(len, guesses.values()))
+        n_flowing = sum(sequence.is_decoding for sequence in self._running)
+        while not self._cache.make_room(n_flowing + n_guessed) and self._give_way():
+            guesses, n_guessed = {}, 0
+            n_flowing = sum(sequence.is_decoding for sequence in self._running)
+        members = [sequence for sequence in self._running if sequence.adapters == group]
+        return batching.plan(members, self._cache, self._backend, budget=budget, guesses=guesses)
 
-    def _apply(self, sequence: Sequence, row: Row, token: int | None) -> None:
+    def _guesses(self, decoding: list[Sequence]) -> dict[int, list[int]]:
+        """What the answers may go on with, where computing that ahead pays."""
+        n_spare = self._backend.n_outputs - self._backend.n_slots
+        if not self._drafter or not decoding or len(decoding) > N_GUESSED_FOR or not n_spare:
+            return {}
+        wishes = []
+        for sequence in decoding:
+            room = self._backend.n_ctx - len(sequence.tokens) - 1
+            n_most = min(n_spare // len(decoding), sequence.n_new_most - sequence.n_new - 1, room)
+            if n_most <= 0 or not sequence.params.speculate:
+                continue
+            watch = self._watches.setdefault(sequence.id, Watch())
+            n = watch.n_worthwhile(n_most, len(decoding), self._step_cost)
+            if n:
+                assert sequence.slot is not None
+                wishes.append(Wish(sequence.id, sequence.slot, sequence.tokens, n))
+        return self._drafter.draft(wishes) if wishes else {}
+
+    def _apply(self, sequence: Sequence, row: Row, sampled: Sampled | None) -> None:
         """Record what was computed, and what was sampled, of one sequence."""
         self._cache.extend(row.slot, row.tokens)
-        sequence.n_computed += len(row.tokens)
-        if token is None:
+        if sampled is None:
+            sequence.n_computed += len(row.tokens)
+            if sequence.n_computed in sequence.borders:
+                self._cache.checkpoint(row.slot)
             return
-        if self._backend.is_end(token):
-            self._end(sequence, "stop")
-            return
-        sequence.tokens.append(token)
-        sequence.n_unsent += 1
-        self._send(sequence, sequence.text.push(self._backend.piece(token)))
-        if sequence.text.is_stopped:
-            self._end(sequence, "stop")
-        elif len(sequence.tokens) >= sequence.n_max:
+        n_right = len(sampled.tokens) - 1
+        sequence.n_computed += len(row.tokens) - row.n_drafted + n_right
+        if row.n_drafted:
+            self._cache.truncate(row.slot, sequence.n_computed)
+            sequence.n_drafted += row.n_drafted
+            sequence.n_accepted += n_right
+            self._watches[sequence.id].observe(row.n_drafted, n_right)
+        for index, token in enumerate(sampled.tokens):
+            if self._backend.vocab.is_end(token):
+                self._end(sequence, "stop")
+                return
+            sequence.tokens.append(token)
+            sequence.n_new += 1
+            sequence.n_unsent += 1
+            sequence.logprobs += sampled.logprobs[index : index + 1]
+            self._send(sequence, sequence.text.push(self._backend.vocab.piece(token)))
+            if sequence.text.is_stopped:
+                self._end(sequence, "stop")
+                return
+            if sequence.n_new >= sequence.n_new_most:
+                self._end(sequence, "length")
+                return
+        if len(sequence.tokens) >= self._backend.n_ctx and not self._shift(sequence):
             self._end(sequence, "length")
+
+    def _shift(self, sequence: Sequence) -> bool:
+        """Make room in a full context by forgetting the older half of what follows the prompt (or, after a
+        prompt of more than half the context, of what follows its first quarter)."""
+        memory, n_ctx = self._backend.memory, self._backend.n_ctx
+        if not (sequence.params.shift_context and memory.can_shift) or sequence.slot is None:
+            return False
+        n_kept = sequence.n_prompt if sequence.n_prompt <= n_ctx // 2 else n_ctx // 4
+        n_dropped = (sequence.n_computed - n_kept) // 2
+        if n_dropped <= 0 or not self._cache.shift(sequence.slot, n_kept, n_dropped):
+            return False
+        del sequence.tokens[n_kept : n_kept + n_dropped]
+        sequence.n_computed -= n_dropped
+        sequence.n_kept = n_kept
+        return True
 
     # Ends ----------------------------------------------------------------------------------------
 
     def _send(self, sequence: Sequence, text: str) -> None:
         if text:
-            self._events.append(Chunk(sequence.id, text, sequence.n_unsent))
+            self._events.append(Chunk(sequence.id, text, sequence.n_unsent, tuple(sequence.logprobs)))
             sequence.n_unsent = 0
+            sequence.logprobs = []
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         self._send(sequence, sequence.text.finish())
         if sequence.text.is_stopped:
             reason = "stop"
-        usage = Usage(sequence.n_prompt, sequence.n_new, sequence.n_cached or 0)
+        usage = Usage(
+            prompt_tokens=sequence.n_prompt,
+            completion_tokens=sequence.n_new,
+            cached_tokens=sequence.n_cached or 0,
+            drafted_tokens=sequence.n_drafted,
+            accepted_tokens=sequence.n_accepted,
+        )
         self._events.append(Ended(sequence.id, reason, usage))
         self._drop(sequence)
 
@@ -228,11 +350,23 @@ class Scheduler:
             self._waiting.remove(sequence)
         else:
             self._running.remove(sequence)
-            self._cache.release(sequence.slot)
-            sequence.slot = None
+            self._leave(sequence)
         sequence.sampler.close()
+        self._watches.pop(sequence.id, None)
+        if self._drafter:
+            self._drafter.forget(sequence.id)
 
-    def _fail(self, sequence: Sequence, message: str) -> None:
+    def _leave(self, sequence: Sequence) -> None:
+        """Give up the slot. What follows a shift was computed after other text, so it is not remembered."""
+        assert sequence.slot is not None
+        if sequence.n_kept is not None:
+            self._cache.truncate(sequence.slot, min(sequence.n_kept, sequence.n_computed))
+        self._cache.release(sequence.slot)
+        sequence.slot, sequence.n_computed = None, 0
+
+    def _fail(self, chosen: Plan, message: str) -> None:
+        """Give up on the first of those that cannot be computed together."""
+        sequence = next(sequence for sequence, _ in chosen.entries if sequence)
         self._events.append(Failed(sequence.id, message, is_dead=False))
         self._drop(sequence)
 
@@ -241,28 +375,10 @@ class Scheduler:
         if len(self._running) < 2:
             return False
         sequence = self._running.pop()
-        assert sequence.slot is not None
-        self._cache.release(sequence.slot)
-        sequence.slot, sequence.n_computed = None, 0
+        self._leave(sequence)
         self._waiting.appendleft(sequence)
         return True
 
 
-def _reuses_cache(params: GenerationParams) -> bool:
-    """Whether a remembered beginning may be used; a seed that matters asks for the same text again."""
-    if params.reuse_cache is not None:
-        return params.reuse_cache
-    return params.sampling.seed is None or params.sampling.temperature <= 0.0
-
-
-def _slots(running: list[Sequence]) -> list[int]:
+def _slots(running: Iterable[Sequence]) -> list[int]:
     return [sequence.slot for sequence in running if sequence.slot is not None]
-
-
-def _row(sequence: Sequence, n: int) -> Row:
-    """The next `n` pending tokens of a running sequence."""
-    assert sequence.slot is not None
-    start = sequence.n_computed
-    is_last = n == sequence.n_pending
-    tokens = sequence.tokens[start : start + n]
-    return Row(sequence.slot, start, tokens, sequence.sampler if is_last else None)

@@ -6,17 +6,18 @@ Adds what the scheduler must not know: the clock, the pipe and the thread that t
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
+from nemolocal.engine import lora
 from nemolocal.engine.backend import Backend
+from nemolocal.engine.intake import Intake, Prepared
 from nemolocal.engine.messages import (
     Accepted,
+    Beat,
     Cancel,
     Chunk,
     Command,
@@ -33,11 +34,13 @@ from nemolocal.engine.messages import (
 )
 from nemolocal.engine.pace import Pace
 from nemolocal.engine.scheduler import Ended, Scheduler, StepEvent
+from nemolocal.engine.speculation import Drafter
+from nemolocal.engine.warm import WarmStore
+from nemolocal.engine.warming import IDLE_S, Warming
 from nemolocal.errors import ContextLengthError, EngineError, InvalidRequestError
-from nemolocal.types import Segment, Timings
+from nemolocal.types import Timings
 
-N_CHARS_INLINE = 20_000  # a longer prompt is tokenized beside the running streams
-TOKENIZING_POLL_S = 0.002
+PREPARING_POLL_S = 0.002
 PROGRESS_EVERY_S = 0.1
 
 
@@ -47,10 +50,13 @@ def main(connection: Connection, spec: LoadSpec, log_path: str) -> None:
     _redirect_stderr(log_path)
     # On an abort llama.cpp would run a debugger, which writes on the user's stdout and takes seconds.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-    from nemolocal.engine.llama import LlamaBackend
+    from nemolocal.engine.llama.backend import LlamaBackend
+    from nemolocal.engine.llama.drafting import open_drafter
 
+    drafter = None
     try:
         backend = LlamaBackend(spec, _report_progress(connection))
+        drafter = open_drafter(spec, backend)
         connection.send([Ready(backend.info())])
     except (BrokenPipeError, ConnectionResetError):
         return  # the parent is gone; there is nobody to tell
@@ -61,10 +67,12 @@ def main(connection: Connection, spec: LoadSpec, log_path: str) -> None:
         connection.send([LoadFailed(f"The engine did not start: {type(error).__name__}: {error}.")])
         return
     try:
-        Worker(connection, backend, n_queue=spec.n_queue).run()
+        Worker(connection, backend, spec, drafter=drafter).run()
     except (BrokenPipeError, EOFError, ConnectionResetError):
         pass
     finally:
+        if drafter:
+            drafter.close()
         backend.close()
 
 
@@ -88,20 +96,28 @@ class Worker:
         self,
         connection: Connection,
         backend: Backend,
+        spec: LoadSpec,
         *,
-        n_queue: int,
+        drafter: Drafter | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._connection = connection
-        self._backend = backend
-        self._n_queue = n_queue
+        self._is_async = backend.is_async
+        self._n_queue = spec.n_queue
         self._now = now
-        self._scheduler = Scheduler(backend)
         self._pace = Pace(backend.n_batch)
+        self._scheduler = Scheduler(
+            backend,
+            drafter=drafter,
+            step_cost=self._pace.step_s,
+            checkpoint_bytes=spec.checkpoint_bytes,
+        )
+        self._warming = self._open_warming(backend, spec)
+        self._intake = Intake(
+            backend.vocab, n_ctx=backend.n_ctx, adapters=spec.adapters, warming=self._warming
+        )
         self._clocks: dict[int, _Clock] = {}
-        self._tokenizing: set[int] = set()
-        self._tokenized: queue.SimpleQueue[tuple[Submit, Future[list[int] | str]]] = queue.SimpleQueue()
-        self._tokenizer = ThreadPoolExecutor(1)
+        self._unsent: list[Event] = []
 
     def run(self) -> None:
         """Until Shutdown, or until the model fails: a context that failed cannot be trusted again.
@@ -112,91 +128,91 @@ class Worker:
         try:
             self._loop()
         finally:
-            self._tokenizer.shutdown(cancel_futures=True)
+            self._intake.close()
+            if self._warming:
+                self._warming.close()
 
     def _loop(self) -> None:
         while True:
-            if self._connection.poll(self._patience_s()):
+            if not self._scheduler.has_work():
+                self._flush()
+            patience_s = self._patience_s()
+            if self._connection.poll(patience_s):
                 command: Command = self._connection.recv()
                 if isinstance(command, Shutdown):
                     return
                 self._obey(command)
                 continue  # take in all commands that wait before the next step
-            self._take_tokenized()
+            for item in self._intake.take():
+                self._add(item)
             if self._scheduler.has_work():
                 try:
                     self._step()
                 except EngineError as error:
+                    self._flush()
                     self._send([self._stamp(event) for event in self._scheduler.fail_all(str(error))])
+                    if self._warming:
+                        self._warming.forget()
                     return
+            elif self._warming and patience_s == IDLE_S and self._warming.has_unsaved:
+                self._warming.save_one()
 
     def _patience_s(self) -> float | None:
         """How long to wait for a command: not at all while there is work, for ever when idle."""
         if self._scheduler.has_work():
             return 0.0
-        return TOKENIZING_POLL_S if self._tokenizing else None
+        if self._intake.n_pending:
+            return PREPARING_POLL_S
+        return IDLE_S if self._warming and self._warming.may_save else None
 
     def _obey(self, command: Submit | Cancel) -> None:
         if isinstance(command, Cancel):
-            self._tokenizing.discard(command.id)
+            self._intake.cancel(command.id)
             self._scheduler.cancel(command.id)
             self._clocks.pop(command.id, None)
-            return
-        if self._scheduler.n_waiting + len(self._tokenizing) >= self._n_queue:
+        elif self._scheduler.n_waiting + self._intake.n_pending >= self._n_queue:
             self._send([Rejected(command.id, "busy", f"{self._n_queue} requests are waiting already.")])
-            return
-        self._clocks[command.id] = _Clock(self._now())
-        n_chars = sum(len(part.text) for part in command.prompt if isinstance(part, Segment))
-        if n_chars <= N_CHARS_INLINE:
-            self._add(command, self._tokenize(command))
-            return
-        self._tokenizing.add(command.id)
-        future = self._tokenizer.submit(self._tokenize, command)
-        future.add_done_callback(lambda done: self._tokenized.put((command, done)))
+        else:
+            self._clocks[command.id] = _Clock(self._now())
+            self._intake.begin(command)
 
-    def _tokenize(self, command: Submit) -> list[int] | str:
-        """The prompt's tokens, or why it has none."""
+    def _add(self, item: Prepared | Rejected) -> None:
+        if isinstance(item, Rejected):
+            self._reject(item)
+            return
+        id, params = item.command.id, item.command.params
         try:
-            return self._backend.tokenize(command.prompt) or "The prompt is empty."
-        except ValueError as error:
-            return str(error)
-
-    def _take_tokenized(self) -> None:
-        while not self._tokenized.empty():
-            command, done = self._tokenized.get()
-            if command.id in self._tokenizing:  # else it was cancelled meanwhile
-                self._tokenizing.discard(command.id)
-                self._add(command, done.result())
-
-    def _add(self, command: Submit, tokens: list[int] | str) -> None:
-        if isinstance(tokens, str):
-            self._reject(Rejected(command.id, "invalid", tokens, param="prompt"))
-            return
-        try:
-            self._scheduler.add(command.id, tokens, command.params)
+            self._scheduler.add(id, item.tokens, params, adapters=item.adapters, warm=item.warm)
         except ContextLengthError as error:
-            refusal = Rejected(command.id, "context_length", n_prompt=error.n_prompt, n_ctx=error.n_ctx)
-            self._reject(refusal)
+            self._reject(Rejected(id, "context_length", n_prompt=error.n_prompt, n_ctx=error.n_ctx))
             return
         except InvalidRequestError as error:
-            self._reject(Rejected(command.id, "invalid", error.message, error.param))
+            self._reject(Rejected(id, "invalid", error.message, error.param))
             return
-        self._send([Accepted(command.id, len(tokens))])
+        self._send([Accepted(id, len(item.tokens))])
 
     def _reject(self, event: Rejected) -> None:
         self._clocks.pop(event.id, None)
         self._send([event])
 
     def _step(self) -> None:
+        """One step. What the step before it had to tell is sent while the device computes this one."""
         scheduler = self._scheduler
         is_flowing = scheduler.is_flowing()
+        if scheduler.has_prompts():
+            self._flush()  # launching a prompt takes long itself, and nobody is to wait for that
         before = self._now()
-        events = scheduler.step(self._pace.n_prefill(is_flowing=is_flowing))
+        scheduler.launch(self._pace.budget(is_flowing=is_flowing))
+        self._flush()
+        events = scheduler.collect()
         after = self._now()
-        self._pace.observe(n_prefill=scheduler.n_prefilled, seconds=after - before)
+        self._pace.observe(n_prefill=scheduler.n_prefilled, n_rows=scheduler.n_rows, seconds=after - before)
         for id in scheduler.admitted:
             self._clocks[id].started = self._clocks[id].started or before
-        self._send([self._stamp(event) for event in events])
+        told = [self._stamp(event) for event in events] or [Beat()]
+        self._unsent = told
+        if not self._is_async:
+            self._flush()
 
     def _stamp(self, event: StepEvent) -> Event:
         """Add the times to a request's last event."""
@@ -211,9 +227,20 @@ class Worker:
         assert not isinstance(event, Ended)
         return event
 
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        self._send(unsent)
+
     def _send(self, events: list[Event]) -> None:
         if events:
             self._connection.send(events)
+
+    def _open_warming(self, backend: Backend, spec: LoadSpec) -> Warming | None:
+        if not spec.warm_folder:
+            return None
+        store = WarmStore(spec.warm_folder, key=spec.warm_key, limit_bytes=spec.warm_bytes)
+        adapters = lora.scales(spec.adapters, None)
+        return Warming(store, self._scheduler.cache, adapters, can_rollback=backend.memory.can_rollback)
 
 
 def _report_progress(connection: Connection) -> Callable[[float], None]:

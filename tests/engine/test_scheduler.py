@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from nemolocal.engine.batching import Budget
 from nemolocal.engine.client import _translate
 from nemolocal.engine.messages import Chunk, Failed
 from nemolocal.engine.scheduler import Ended, Scheduler, StepEvent
@@ -27,7 +28,7 @@ def run(scheduler: Scheduler, n_prefill: int = PLENTY, most: int = 100_000) -> l
     for _ in range(most):
         if not scheduler.has_work():
             return events
-        events += scheduler.step(n_prefill)
+        events += scheduler.step(Budget(n_prefill, n_prefill))
     raise AssertionError("the scheduler does not come to an end")
 
 
@@ -68,10 +69,10 @@ def test_long_prompt_does_not_stop_a_stream() -> None:
     scheduler = Scheduler(backend)
     prompt = next([n] for n in range(1, 999) if len(answer([n], 50)) == 50)
     scheduler.add(1, prompt, params(50))
-    scheduler.step(16)
+    scheduler.step(Budget(16, 16))
     scheduler.add(2, [9] * 600, params(1))
     for _ in range(20):
-        assert any(isinstance(event, Chunk) and event.id == 1 for event in scheduler.step(16))
+        assert any(isinstance(event, Chunk) and event.id == 1 for event in scheduler.step(Budget(16, 16)))
         assert backend.batches[-1].n_tokens == 1 + 16
 
 
@@ -154,7 +155,7 @@ def test_shared_cells_are_counted_once() -> None:
         scheduler.add(id, [*document, 200 + id], params(20))
     n_most = 0
     while scheduler.has_work():
-        scheduler.step(PLENTY)
+        scheduler.step(Budget(PLENTY, PLENTY))
         n_most = max(n_most, scheduler.n_running)
     assert n_most == 4
 
@@ -165,9 +166,9 @@ def test_seeded_request_reads_its_whole_prompt() -> None:
     scheduler = Scheduler(backend)
     for id, more in enumerate([{}, {"sampling": SamplingParams(seed=1)}, {"reuse_cache": False}]):
         scheduler.add(id, [4, 5, 6, 7], params(2, **more))
-        events = scheduler.step(PLENTY)
+        events = scheduler.step(Budget(PLENTY, PLENTY))
         if more:
-            assert sum(bool(tokens) for tokens in backend.held) == 1
+            assert sum(bool(tokens) for tokens in backend.memory.held) == 1
         events += run(scheduler)
         assert ends_of(events, id)[0].usage.cached_tokens == 0
 
@@ -192,7 +193,7 @@ def test_state_that_cannot_roll_back_serves_only_what_goes_on_from_its_end() -> 
     scheduler = Scheduler(backend)
     scheduler.add(1, [5, 6, 7], params(3))
     run(scheduler)
-    held = next(list(tokens) for tokens in backend.held if tokens)
+    held = next(list(tokens) for tokens in backend.memory.held if tokens)
     scheduler.add(2, [5, 6, 9], params(3))
     assert ends_of(run(scheduler), 2)[0].usage.cached_tokens == 0
     scheduler.add(3, [*held, 1, 2], params(3))
@@ -259,12 +260,12 @@ def test_prompts_that_wait_for_each_others_cells_do_not_wait_for_ever() -> None:
     events = run(scheduler)
     other = next([n] for n in range(200, 999) if len(answer([n], 5)) == 5)
     scheduler.add(1, other, params(3))
-    events += scheduler.step(PLENTY)
+    events += scheduler.step(Budget(PLENTY, PLENTY))
     whole, third = [*document, *range(500, 550)], [*document, *range(600, 620)]
     scheduler.add(2, whole, params(1, reuse_cache=False))
-    events += scheduler.step(60)
+    events += scheduler.step(Budget(60, 60))
     while scheduler.n_running > 1:
-        events += scheduler.step(0)
+        events += scheduler.step(Budget(0, 0))
     scheduler.add(3, third, params(1))
     events += run(scheduler, most=100)
     assert text_of(events, 2) == expected(whole, 1)
@@ -276,10 +277,10 @@ def test_failed_model_ends_every_request() -> None:
     scheduler = Scheduler(backend)
     for id in range(5):
         scheduler.add(id, [id + 1], params(50))
-    scheduler.step(PLENTY)
+    scheduler.step(Budget(PLENTY, PLENTY))
     backend.is_broken = True
     with pytest.raises(EngineError):
-        scheduler.step(PLENTY)
+        scheduler.step(Budget(PLENTY, PLENTY))
     assert {event.id for event in scheduler.fail_all("gone")} <= set(range(5))
     assert not scheduler.has_work()
     assert all(sampler.n_closed == 1 for sampler in backend.samplers)
@@ -306,11 +307,11 @@ def test_random_load(seed: int, can_rollback: bool) -> None:
             victim = rng.choice(list(asked))
             if scheduler.cancel(victim):
                 cancelled.add(victim)
-        new = scheduler.step(rng.randint(1, 40))
+        new = scheduler.step(Budget(rng.randint(1, 40), rng.randint(1, 40)))
         assert not any(event.id in cancelled for event in new)
         events += new
         assert scheduler.n_running <= backend.n_slots
-        assert scheduler.n_free_cells == backend.n_ctx - backend.n_taken
+        assert scheduler.n_free_cells == backend.n_ctx - backend.memory.n_taken
     last = Counter(event.id for event in events if isinstance(event, Ended | Failed))
     assert last == Counter(set(asked) - cancelled)
     for id, (prompt, n_max) in asked.items():

@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+from nemolocal.engine.intake import N_CHARS_INLINE
 from nemolocal.engine.messages import (
     Accepted,
     Cancel,
@@ -17,11 +18,12 @@ from nemolocal.engine.messages import (
     Event,
     Failed,
     Finished,
+    LoadSpec,
     Rejected,
     Shutdown,
     Submit,
 )
-from nemolocal.engine.worker import N_CHARS_INLINE, Worker
+from nemolocal.engine.worker import Worker
 from nemolocal.types import GenerationParams, Prompt, Segment
 from tests.engine.fake_backend import FakeBackend, answer
 
@@ -34,7 +36,7 @@ class Running:
     def __init__(self, backend: FakeBackend, n_queue: int) -> None:
         self.backend = backend
         self.pipe, theirs = multiprocessing.Pipe()
-        self.worker = Worker(theirs, backend, n_queue=n_queue)
+        self.worker = Worker(theirs, backend, LoadSpec("", backend.n_ctx, backend.n_slots, n_queue=n_queue))
         self.thread = threading.Thread(target=self._run, args=(theirs,), daemon=True)
         self.thread.start()
 
@@ -155,7 +157,7 @@ def test_nothing_tokenizes_after_the_end(running: Running, monkeypatch: pytest.M
         ended.set()
         return [1]
 
-    monkeypatch.setattr(running.backend, "tokenize", tokenize)
+    monkeypatch.setattr(running.backend.vocab, "tokenize", tokenize)
     for id in (1, 2):
         running.pipe.send(Submit(id, (Segment("x" * (N_CHARS_INLINE + 1)),), GenerationParams()))
     assert began.wait(5)
@@ -171,7 +173,7 @@ def test_fault_while_tokenizing_ends_the_worker(running: Running, monkeypatch: p
     def tokenize(prompt: Prompt) -> list[int]:
         raise MemoryError
 
-    monkeypatch.setattr(running.backend, "tokenize", tokenize)
+    monkeypatch.setattr(running.backend.vocab, "tokenize", tokenize)
     running.pipe.send(Submit(1, (Segment("x" * (N_CHARS_INLINE + 1)),), GenerationParams()))
     running.thread.join(5)
     assert not running.thread.is_alive()

@@ -1,0 +1,228 @@
+"""`Backend` on llama.cpp: one model, its context, and the batches that it computes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from nemolocal.engine.backend import Batch, CacheFullError, Sampled, Sampler
+from nemolocal.engine.llama.adapters import LoraAdapters
+from nemolocal.engine.llama.library import Log, load_library, load_model, metadata
+from nemolocal.engine.llama.memory import LlamaMemory
+from nemolocal.engine.llama.sampler import DeviceSampling, LlamaSampler, Samplers
+from nemolocal.engine.llama.vocab import LlamaVocab
+from nemolocal.engine.messages import LoadSpec, ModelInfo
+from nemolocal.errors import EngineError
+from nemolocal.types import SamplingParams
+
+N_SAMPLED_IN_TURN = 3  # up to here, handing rows to other threads costs more than it saves
+N_SAMPLING_THREADS = 16
+KV_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}
+
+
+class LlamaBackend:
+    """One model and its context.
+
+    Raises EngineError when the file cannot be loaded or the memory does not suffice, with llama.cpp's own
+    last word on it. `on_progress` gets the loaded share of the weights, 0 to 1. llama.cpp has one log for all
+    models of a process: `log` is the listener of the one that was loaded before.
+    """
+
+    def __init__(
+        self, spec: LoadSpec, on_progress: Callable[[float], None], *, log: Log | None = None
+    ) -> None:
+        self._library = library = load_library(spec)
+        self.log = log or Log(library)
+        self._owns_log = log is None
+        self._spec = spec
+        self._model = load_model(library, spec, self.log, on_progress)
+        self.vocab = LlamaVocab(library, self._model)
+        self._device = DeviceSampling(library, spec.n_slots) if _samples_on_device(spec) else None
+        self._context = self._make_context(spec)
+        self.memory = LlamaMemory(
+            library, self._model, self._context, n_slots=spec.n_slots, is_shared=spec.kv_layout == "shared"
+        )
+        self.n_ctx = self.memory.n_ctx_slot
+        self.n_slots = spec.n_slots
+        # Not the one asked for: llama.cpp cuts it down to the context, and aborts on a larger batch.
+        self.n_batch = int(library.llama_n_batch(self._context))
+        self.n_outputs = spec.n_slots + spec.n_drafted
+        self.is_async = spec.n_gpu_layers != 0
+        self._samplers = Samplers(library, self._context, self.vocab, n_ctx=self.n_ctx)
+        self._adapters = LoraAdapters(library, self._context, self._load_adapters(spec))
+        self._rows = _BatchArrays(library, self.n_batch)
+        self._pool = ThreadPoolExecutor(min(N_SAMPLING_THREADS, spec.n_slots, os.cpu_count() or 1))
+        self._wanted: list[Wanted] = []
+        self._warm_up()
+
+    # Backend -------------------------------------------------------------------------------------
+
+    def sampler(self, params: SamplingParams, prompt: list[int], *, n_logprobs: int | None) -> Sampler:
+        return self._samplers.make(params, prompt, n_logprobs)
+
+    def launch(self, batch: Batch) -> None:
+        self._adapters.use(batch.adapters)
+        if self._device:
+            for row in batch.rows:
+                if isinstance(row.sampler, LlamaSampler):
+                    self._device.switch(self._context, row.slot, is_on=not row.sampler.needs_all)
+        self._wanted = self._rows.fill(batch)
+        result = self._library.llama_decode(self._context, self._rows.batch)
+        if result == 1:
+            raise CacheFullError
+        if result != 0:
+            raise EngineError(
+                f"The model could not compute a batch (llama_decode: {result}). {self.log.last}"
+            )
+
+    def collect(self) -> list[Sampled]:
+        self._library.llama_synchronize(self._context)
+        wanted = self._wanted
+        n_costly = sum(sampler.needs_all or not self._device for sampler, _, _ in wanted)
+        if n_costly <= N_SAMPLED_IN_TURN:
+            return [self._samplers.sample(*each) for each in wanted]
+        # Reading one row settles the order of all, so that the threads below only read.
+        self._library.llama_get_logits_ith(self._context, wanted[0][1][0])
+        return list(self._pool.map(lambda each: self._samplers.sample(*each), wanted))
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        self._samplers.close()
+        self._library.llama_free(self._context)
+        if self._device:
+            self._device.close()
+        self._library.llama_model_free(self._model)
+        if self._owns_log:
+            self.log.close()
+
+    # What the parent is told ---------------------------------------------------------------------
+
+    def info(self) -> ModelInfo:
+        library, vocab = self._library, self.vocab
+        return ModelInfo(
+            name=metadata(library, self._model, "general.name"),
+            architecture=metadata(library, self._model, "general.architecture"),
+            n_ctx=self.n_ctx,
+            n_ctx_train=int(library.llama_model_n_ctx_train(self._model)),
+            n_params=int(library.llama_model_n_params(self._model)),
+            size_bytes=int(library.llama_model_size(self._model)),
+            n_vocab=vocab.n_tokens,
+            bos=vocab.bos,
+            eos=vocab.eos,
+            adds_bos=vocab.adds_bos,
+            control_tokens=vocab.control_texts,
+            chat_template=(library.llama_model_chat_template(self._model, None) or b"").decode(
+                "utf-8", "replace"
+            ),
+            library=f"llama.cpp {library.llama_version().decode()}",
+            system_info=library.llama_print_system_info().decode(),
+            buffers=tuple(self.log.buffers),
+        )
+
+    # Inside --------------------------------------------------------------------------------------
+
+    def _load_adapters(self, spec: LoadSpec) -> list[Any]:
+        pointers = []
+        for path, _ in spec.adapters:
+            pointer = self._library.llama_adapter_lora_init(self._model, os.fsencode(path))
+            if not pointer:
+                raise EngineError(
+                    f"The LoRA adapter {path} could not be loaded: {self.log.last}",
+                    hint="It must be a GGUF adapter made for this model.",
+                )
+            pointers.append(pointer)
+        return pointers
+
+    def _make_context(self, spec: LoadSpec) -> Any:
+        library = self._library
+        params = library.llama_context_default_params()
+        is_shared = spec.kv_layout == "shared"
+        params.n_ctx = spec.n_ctx if is_shared else spec.n_ctx * spec.n_slots
+        params.n_batch = max(spec.n_batch, spec.n_ubatch)
+        params.n_ubatch = spec.n_ubatch
+        params.n_seq_max = spec.n_slots
+        # The default reserves a row of logits for every prompt token: 256 MiB for a 128k vocabulary.
+        params.n_outputs_max = spec.n_slots + spec.n_drafted
+        params.n_outputs_max_per_seq = 1 + spec.n_drafted
+        params.n_threads = params.n_threads_batch = spec.n_threads
+        params.kv_unified = is_shared
+        params.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        params.type_k = params.type_v = KV_TYPES[spec.kv_type]
+        params.swa_full = False
+        params.no_perf = True
+        if self._device:
+            params.samplers, params.n_samplers = self._device.configs, spec.n_slots
+        context = library.llama_init_from_model(self._model, params)
+        if not context:
+            raise EngineError(
+                f"llama.cpp could not make a context of {spec.n_ctx} tokens: {self.log.last}",
+                hint="Try a smaller --ctx.",
+            )
+        return context
+
+    def _warm_up(self) -> None:
+        """Touch all weights once, so that the first request does not pay for it."""
+        library = self._library
+        tokens = (library.llama_token * 1)(self.vocab.first_token)
+        library.llama_set_warmup(self._context, True)
+        library.llama_decode(self._context, library.llama_batch_get_one(tokens, 1))
+        library.llama_synchronize(self._context)
+        library.llama_set_warmup(self._context, False)
+        self.memory.clear()
+
+
+Wanted = tuple[LlamaSampler, range, list[int]]
+"""A row that is sampled: with what, from which outputs of the batch, and the guesses among its tokens."""
+
+
+class _BatchArrays:
+    """The C arrays of a batch, made once; a step only overwrites their beginning."""
+
+    def __init__(self, library: Any, n_batch: int) -> None:
+        self._tokens = (library.llama_token * n_batch)()
+        self._positions = (library.llama_pos * n_batch)()
+        self._counts = (ctypes.c_int32 * n_batch)(*([1] * n_batch))
+        self._slots = (library.llama_seq_id * n_batch)()
+        self.logits = (ctypes.c_int8 * n_batch)()
+        pointer = ctypes.POINTER(library.llama_seq_id)
+        start, size = ctypes.addressof(self._slots), ctypes.sizeof(library.llama_seq_id)
+        self._slot_pointers = (pointer * n_batch)(
+            *(ctypes.cast(start + i * size, pointer) for i in range(n_batch))
+        )
+        self.batch = library.llama_batch(
+            n_tokens=0,
+            token=self._tokens,
+            embd=None,
+            pos=self._positions,
+            n_seq_id=self._counts,
+            seq_id=self._slot_pointers,
+            logits=self.logits,
+        )
+
+    def fill(self, batch: Batch) -> list[Wanted]:
+        """Write the rows; what is to be sampled from them."""
+        at, wanted = 0, []
+        for row in batch.rows:
+            n = len(row.tokens)
+            end = at + n
+            self._tokens[at:end] = row.tokens
+            self._positions[at:end] = range(row.start, row.start + n)
+            self._slots[at:end] = [row.slot] * n
+            self.logits[at:end] = [0] * n
+            if isinstance(row.sampler, LlamaSampler):
+                first = end - 1 - row.n_drafted
+                self.logits[first:end] = [1] * (1 + row.n_drafted)
+                wanted.append((row.sampler, range(first, end), row.tokens[n - row.n_drafted :]))
+            at = end
+        self.batch.n_tokens = at
+        return wanted
+
+
+def _samples_on_device(spec: LoadSpec) -> bool:
+    """Whether the output layer is where picking candidates is cheap; a tensor split cannot do it."""
+    if spec.sampling != "auto":
+        return spec.sampling == "device"
+    return spec.n_gpu_layers != 0 and spec.split_mode != "tensor"

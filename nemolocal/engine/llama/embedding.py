@@ -1,0 +1,183 @@
+"""`EmbeddingBackend` on llama.cpp: a context that pools the tokens of each input to a vector or a score."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nemolocal.engine.backend import Row
+from nemolocal.engine.llama.inputs import Inputs
+from nemolocal.engine.llama.library import Log, load_library, load_model, metadata
+from nemolocal.engine.llama.vocab import LlamaVocab
+from nemolocal.engine.messages import LoadSpec, ModelInfo
+from nemolocal.errors import EngineError
+
+POOLINGS = {"mean": 1, "cls": 2, "last": 3, "rank": 4}  # enum llama_pooling_type
+N_PACKED_CPU = 512  # more tokens at once keep others waiting and are read no faster
+N_PACKED_GPU = 2048
+RANKS_IN_PROBABILITIES = ("qwen3", "qwen3vl")  # their score is that of a "yes" against a "no"
+
+
+class LlamaEmbedder:
+    """One model and its context.
+
+    Raises EngineError when the file cannot be loaded or the memory does not suffice, with llama.cpp's own
+    last word on it. `on_progress` gets the loaded share of the weights, 0 to 1.
+    """
+
+    def __init__(self, spec: LoadSpec, on_progress: Callable[[float], None]) -> None:
+        self._library = library = load_library(spec)
+        self._log = Log(library)
+        self._model = load_model(library, spec, self._log, on_progress)
+        self._vocab = LlamaVocab(library, self._model)
+        self.can_rank = spec.pooling == "rank"
+        # A position beyond those that the model has learned would be read from beyond its table.
+        self.n_ctx = min(spec.n_ctx, int(library.llama_model_n_ctx_train(self._model)))
+        self.n_slots = spec.n_slots
+        self.n_batch = min(spec.n_ubatch, self.n_ctx)
+        self.n_packed = N_PACKED_CPU if spec.n_gpu_layers == 0 else N_PACKED_GPU
+        self._context = self._make_context(spec)
+        self._memory = library.llama_get_memory(self._context)
+        if not (self._memory and library.llama_get_causal_attn(self._context)):
+            self.n_ctx = self.n_batch  # such an input cannot be read in parts, whatever the plan says
+        self._is_encoder = not self._memory or library.llama_model_has_encoder(self._model)
+        counts = library.llama_model_n_cls_out if self.can_rank else library.llama_model_n_embd_out
+        self._n_values = int(counts(self._model))
+        self._architecture = metadata(library, self._model, "general.architecture")
+        layout = library.llama_model_chat_template(self._model, b"rerank") or b""
+        self._inputs = Inputs(library, self._vocab, layout=layout.decode("utf-8", "replace"))
+        self._rows = _Rows(library, self.n_batch)
+        self._warm_up()
+
+    # EmbeddingBackend ----------------------------------------------------------------------------
+
+    def tokenize(self, text: str | tuple[int, ...]) -> list[int]:
+        return self._inputs.of_text(text) if isinstance(text, str) else self._inputs.of_tokens(text)
+
+    def tokenize_pair(self, query: str, document: str) -> list[int]:
+        return self._inputs.of_pair(query, document)
+
+    def compute(self, rows: list[Row]) -> list[bytes]:
+        library = self._library
+        if self._memory and rows[0].start == 0:
+            library.llama_memory_clear(self._memory, False)
+        read = library.llama_encode if self._is_encoder else library.llama_decode
+        result = read(self._context, self._rows.fill(rows))
+        if result != 0:
+            raise EngineError(f"The model could not compute a batch ({result}). {self._log.last}")
+        library.llama_synchronize(self._context)
+        return [self._pooled(row.slot) for row in rows]
+
+    def close(self) -> None:
+        self._library.llama_free(self._context)
+        self._library.llama_model_free(self._model)
+        self._log.close()
+
+    # What the parent is told ---------------------------------------------------------------------
+
+    def info(self) -> ModelInfo:
+        library, vocab = self._library, self._vocab
+        return ModelInfo(
+            name=metadata(library, self._model, "general.name"),
+            architecture=self._architecture,
+            n_ctx=self.n_ctx,
+            n_ctx_train=int(library.llama_model_n_ctx_train(self._model)),
+            n_params=int(library.llama_model_n_params(self._model)),
+            size_bytes=int(library.llama_model_size(self._model)),
+            n_vocab=vocab.n_tokens,
+            bos=vocab.bos,
+            eos=vocab.eos,
+            adds_bos=vocab.adds_bos,
+            control_tokens=vocab.control_texts,
+            chat_template="",
+            library=f"llama.cpp {library.llama_version().decode()}",
+            system_info=library.llama_print_system_info().decode(),
+            buffers=tuple(self._log.buffers),
+            n_embd=0 if self.can_rank else self._n_values,
+        )
+
+    # Inside --------------------------------------------------------------------------------------
+
+    def _make_context(self, spec: LoadSpec) -> Any:
+        library = self._library
+        params = library.llama_context_default_params()
+        params.n_ctx = self.n_ctx
+        params.n_batch = params.n_ubatch = self.n_batch
+        params.n_seq_max = spec.n_slots
+        params.n_threads = params.n_threads_batch = spec.n_threads
+        params.kv_unified = True
+        params.embeddings = True
+        params.pooling_type = POOLINGS[spec.pooling]
+        # Where a GPU has it: the heads of small encoders are too short, and a CPU would have to help out.
+        params.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_AUTO
+        params.swa_full = False
+        params.no_perf = True
+        context = library.llama_init_from_model(self._model, params)
+        if not context:
+            raise EngineError(
+                f"llama.cpp could not make a context of {self.n_ctx} tokens: {self._log.last}",
+                hint="Try a smaller --ctx.",
+            )
+        return context
+
+    def _warm_up(self) -> None:
+        """Touch all weights once, so that the first request does not pay for it."""
+        self._library.llama_set_warmup(self._context, True)
+        self.compute([Row(0, 0, [self._vocab.first_token])])
+        self._library.llama_set_warmup(self._context, False)
+
+    def _pooled(self, slot: int) -> bytes:
+        pointer = self._library.llama_get_embeddings_seq(self._context, slot)
+        values = np.ctypeslib.as_array(pointer, (self._n_values,)).astype(np.float64)
+        if not np.isfinite(values).all():
+            return b""
+        found = self._score(values) if self.can_rank else _normalised(values)
+        return found.astype("<f4").tobytes()
+
+    def _score(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The first class is that of what fits; most rerankers give its logit."""
+        first = values[:1]
+        if self._architecture in RANKS_IN_PROBABILITIES and self._n_values > 1:
+            return first
+        return 0.5 * (1.0 + np.tanh(0.5 * first))  # the sigmoid, without its overflow
+
+
+def _normalised(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of length 1 by the L2 norm; a vector of zeros stays one."""
+    length = float(np.sqrt(values @ values))
+    return values / length if length else values
+
+
+class _Rows:
+    """The C arrays of a batch, made once; a step only overwrites their beginning."""
+
+    def __init__(self, library: Any, n_batch: int) -> None:
+        self._tokens = (library.llama_token * n_batch)()
+        self._positions = (library.llama_pos * n_batch)()
+        self._slots = (library.llama_seq_id * n_batch)()
+        pointer = ctypes.POINTER(library.llama_seq_id)
+        start, size = ctypes.addressof(self._slots), ctypes.sizeof(library.llama_seq_id)
+        self._batch = library.llama_batch(
+            n_tokens=0,
+            token=self._tokens,
+            embd=None,
+            pos=self._positions,
+            n_seq_id=(ctypes.c_int32 * n_batch)(*([1] * n_batch)),
+            seq_id=(pointer * n_batch)(*(ctypes.cast(start + i * size, pointer) for i in range(n_batch))),
+            logits=(ctypes.c_int8 * n_batch)(*([1] * n_batch)),
+        )
+
+    def fill(self, rows: Sequence[Row]) -> Any:
+        at = 0
+        for row in rows:
+            end = at + len(row.tokens)
+            self._tokens[at:end] = row.tokens
+            self._positions[at:end] = range(row.start, row.start + len(row.tokens))
+            self._slots[at:end] = [row.slot] * len(row.tokens)
+            at = end
+        self._batch.n_tokens = at
+        return self._batch

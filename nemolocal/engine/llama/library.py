@@ -1,0 +1,96 @@
+"""The library itself: devices, the listener to its log, and the model file as loaded into memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from nemolocal.engine.messages import LoadSpec
+from nemolocal.errors import EngineError
+
+BUFFER_LINE = re.compile(r"(\S+)\s+(model|KV|RS|output|compute)\s+buffer size\s+=\s+([\d.]+) MiB")
+LEVEL_ERROR = 3  # GGML_LOG_LEVEL_ERROR
+SPLIT_MODES = {"none": 0, "layer": 1, "tensor": 3}
+
+
+def load_library(spec: LoadSpec) -> Any:
+    """The module of llama.cpp's functions, started. Raises EngineError when it cannot do what is planned."""
+    _choose_devices(spec)
+    import llama_cpp  # after the devices are chosen: CUDA reads the environment once
+
+    library = llama_cpp.llama_cpp
+    library.llama_backend_init()
+    if spec.n_gpu_layers != 0 and not library.llama_supports_gpu_offload():
+        raise EngineError(
+            "The plan uses GPUs, but the installed llama-cpp-python was built without CUDA.",
+            hint="Run installer/run.py again to install the CUDA build, or plan with --gpu-layers 0.",
+        )
+    return library
+
+
+def load_model(library: Any, spec: LoadSpec, log: Log, on_progress: Callable[[float], None]) -> Any:
+    """The weights of a plan's file. `on_progress` gets the loaded share, 0 to 1. Raises EngineError."""
+    params = library.llama_model_default_params()
+    params.n_gpu_layers = spec.n_gpu_layers
+    params.split_mode = SPLIT_MODES[spec.split_mode]
+    if spec.tensor_split:
+        shares = (ctypes.c_float * library.llama_max_devices())(*spec.tensor_split)
+        params.tensor_split = shares
+
+    def keep_going(share: float, _: Any) -> bool:
+        on_progress(share)
+        return True
+
+    progress = library.llama_progress_callback(keep_going)
+    params.progress_callback = progress
+    model = library.llama_model_load_from_file(os.fsencode(spec.path), params)
+    if not model:
+        raise EngineError(f"llama.cpp could not load {spec.path}: {log.last}")
+    return model
+
+
+def metadata(library: Any, model: Any, key: str) -> str:
+    """A value of the file's header as text, "" where it has none."""
+    buffer = ctypes.create_string_buffer(256)
+    n = library.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
+    return buffer.value.decode("utf-8", "replace") if n >= 0 else ""
+
+
+class Log:
+    """Listens to llama.cpp: the last line of trouble, and the sizes of the buffers as allocated."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._trouble: deque[str] = deque(maxlen=1)
+        self.buffers: list[tuple[str, str, int]] = []
+
+        def listen(level: int, text: bytes, _: Any) -> None:
+            line = text.decode("utf-8", "replace").strip()
+            found = BUFFER_LINE.search(line)
+            if found:
+                device, what, mib = found.groups()
+                self.buffers.append((device, what, int(float(mib) * 1024 * 1024)))
+            elif level == LEVEL_ERROR and line:
+                self._trouble.append(line)
+
+        self._callback = library.llama_log_callback(listen)
+        library.llama_log_set(self._callback, None)
+
+    def close(self) -> None:
+        """Stop listening; llama.cpp must not call what is gone."""
+        self._library.llama_log_set(self._library.llama_log_callback(0), None)
+
+    @property
+    def last(self) -> str:
+        return self._trouble[-1] if self._trouble else "no reason given"
+
+
+def _choose_devices(spec: LoadSpec) -> None:
+    """Show CUDA just the planned GPUs, by UUID and in the plan's order, so that numbering cannot differ."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if spec.visible_devices or spec.n_gpu_layers == 0:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(spec.visible_devices)

@@ -1,0 +1,195 @@
+"""Guessing ahead: several tokens of an answer are guessed, computed in one step and kept as far as the model
+says the same. What comes out is what would have come out one by one; only the number of steps changes.
+
+Guesses come from the text itself (what followed the same words before: quotes, code, lists) or from a small
+model of the same vocabulary. Whether they pay is measured while running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from nemolocal.engine.backend import Backend, Batch, CacheFullError, Row, Sampler
+from nemolocal.engine.cache import n_common
+from nemolocal.errors import EngineError
+from nemolocal.types import SamplingParams
+
+N_GRAM = 3  # tokens that must have occurred before
+N_GRAM_LONG = 6  # looked up first: a longer match is more often right
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+HOPE = 0.7  # share of right guesses that is assumed before any was made
+SMOOTHING = 0.15
+N_BETWEEN_TRIES = 48  # steps without guesses before some are tried again
+N_TRIED = 2
+
+StepCost = Callable[[int], float]
+"""Seconds of a step that computes this many rows; only ratios count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A sequence that could use guesses: its slot, its tokens so far, and how many guesses at most."""
+
+    id: int
+    slot: int
+    tokens: Sequence[int]
+    n_most: int
+
+
+class Drafter(Protocol):
+    """Where guesses come from."""
+
+    def draft(self, wishes: Sequence[Wish]) -> dict[int, list[int]]:
+        """Guesses by sequence id; none where there is nothing to go by."""
+
+    def forget(self, id: int) -> None:
+        """The sequence has ended."""
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """How often the guesses of one sequence were right, and so how many are worth computing.
+
+    With a share p of right guesses, d guesses give 1 + p + p² + … + p^d tokens on average for the price of
+    1 + d rows.
+    """
+
+    share: float = HOPE
+    n_held_back: int = 0
+
+    def n_worthwhile(self, n_most: int, n_rows: int, cost: StepCost) -> int:
+        """How many guesses to compute, `n_most` at most, in a step that has `n_rows` rows without them."""
+        best, best_rate = 0, 1.0 / cost(n_rows)
+        expected, power, length = 1.0, 1.0, 0
+        for d in LENGTHS:
+            if d > n_most:
+                break
+            while length < d:
+                power *= self.share
+                expected += power
+                length += 1
+            rate = expected / cost(n_rows + d)
+            if rate > best_rate:
+                best, best_rate = d, rate
+        if best == 0:
+            self.n_held_back += 1
+            if self.n_held_back >= N_BETWEEN_TRIES:
+                self.n_held_back = 0
+                return min(n_most, N_TRIED)
+        return best
+
+    def observe(self, n_guessed: int, n_right: int) -> None:
+        """Learn from one step: each right guess counts as one trial, and the first wrong one too."""
+        for index in range(min(n_right + 1, n_guessed)):
+            self.share += SMOOTHING * (float(index < n_right) - self.share)
+
+
+@dataclass(slots=True)
+class _Index:
+    """Where each run of tokens was last followed by something, for one text that grows at its end."""
+
+    n_indexed: int = 0
+    places: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+
+class NgramDrafter:
+    """Looks up what followed the last tokens when they occurred before."""
+
+    def __init__(self) -> None:
+        self._indexes: dict[int, _Index] = {}
+
+    def draft(self, wishes: Sequence[Wish]) -> dict[int, list[int]]:
+        return {wish.id: guesses for wish in wishes if (guesses := self._guess(wish))}
+
+    def forget(self, id: int) -> None:
+        self._indexes.pop(id, None)
+
+    def close(self) -> None:
+        self._indexes.clear()
+
+    def _guess(self, wish: Wish) -> list[int]:
+        tokens = wish.tokens
+        index = self._indexes.setdefault(wish.id, _Index())
+        if index.n_indexed > len(tokens):  # the context was shifted
+            index = self._indexes[wish.id] = _Index()
+        # The run that ends the text is looked up before it is entered: it is followed by nothing yet.
+        for end in range(max(index.n_indexed, N_GRAM), len(tokens)):
+            for n in (N_GRAM, N_GRAM_LONG):
+                if end >= n:
+                    index.places[tuple(tokens[end - n : end])] = end
+        index.n_indexed = len(tokens)
+        for n in (N_GRAM_LONG, N_GRAM):
+            at = index.places.get(tuple(tokens[-n:])) if len(tokens) >= n else None
+            if at is not None:
+                return list(tokens[at : at + wish.n_most])
+        return []
+
+
+class ModelDrafter:
+    """Lets a small model of the same vocabulary go on greedily. It keeps up with each slot's text."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._held: list[list[int]] = [[] for _ in range(backend.n_slots)]
+
+    def draft(self, wishes: Sequence[Wish]) -> dict[int, list[int]]:
+        samplers = {}
+        guesses: dict[int, list[int]] = {wish.id: [] for wish in wishes}
+        texts = {wish.id: list(wish.tokens) for wish in wishes}
+        active = [wish for wish in wishes if len(wish.tokens) + wish.n_most <= self._backend.n_ctx]
+        try:
+            for wish in active:
+                greedy = SamplingParams(temperature=0.0)
+                samplers[wish.id] = self._backend.sampler(greedy, [], n_logprobs=None)
+            while active:
+                rows = [
+                    self._row(wish, texts[wish.id], samplers[wish.id], self._backend.n_batch // len(active))
+                    for wish in active
+                ]
+                self._backend.launch(Batch(rows))
+                sampled = iter(self._backend.collect())
+                for wish, row in zip(active, rows, strict=True):
+                    self._held[wish.slot] += row.tokens
+                    if row.sampler:
+                        token = next(sampled).tokens[0]
+                        guesses[wish.id].append(token)
+                        texts[wish.id].append(token)
+                active = [wish for wish in active if not self._is_done(wish, guesses[wish.id])]
+        except (CacheFullError, EngineError):  # a token beyond a smaller vocabulary, say: no guesses then
+            self._forget_all()
+            return {}
+        finally:
+            for sampler in samplers.values():
+                sampler.close()
+        return {id: tokens for id, tokens in guesses.items() if tokens}
+
+    def forget(self, id: int) -> None:
+        """Nothing: a slot's text stays, and its next sequence may begin like it."""
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def _is_done(self, wish: Wish, guesses: list[int]) -> bool:
+        return len(guesses) >= wish.n_most or bool(guesses and self._backend.vocab.is_end(guesses[-1]))
+
+    def _row(self, wish: Wish, text: list[int], sampler: Sampler, n_most: int) -> Row:
+        held = self._held[wish.slot]
+        n_kept = min(n_common(held, text), len(text) - 1)
+        if n_kept < len(held):
+            if not self._backend.memory.remove(wish.slot, n_kept):
+                self._backend.memory.remove(wish.slot, 0)
+                n_kept = 0
+            del held[n_kept:]
+        tokens = text[n_kept : n_kept + max(n_most, 1)]
+        is_last = n_kept + len(tokens) == len(text)
+        return Row(wish.slot, n_kept, tokens, sampler if is_last else None)
+
+    def _forget_all(self) -> None:
+        for slot, held in enumerate(self._held):
+            self._backend.memory.remove(slot, 0)
+            held.clear()
