@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import mmap
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -155,6 +158,20 @@ def test_lost_gpu_leaves_the_others(nvml: Install) -> None:
     assert [(g.index, g.state) for g in found.gpus] == [(0, "lost"), (1, "ok"), (2, "error")]
     assert found.mode == "gpu"
     assert found.reason.startswith("1 NVIDIA GPU can be used. GPU 0: ")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere mapped files do not count as available")
+def test_files_that_a_process_has_in_ram(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(32 << 20))
+    before = host.mapped_bytes(os.getpid())
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert not any(mapped[:: mmap.PAGESIZE])
+        assert host.mapped_bytes(os.getpid()) - before > 30 << 20
+    assert host.mapped_bytes(None) == 0
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert host.mapped_bytes(gone.pid) == 0
 
 
 def test_gpu_that_shares_the_ram(nvml: Install) -> None:
