@@ -66,9 +66,20 @@ class Settings:
     ctx: int = _setting(0, "context in tokens; 0 lets the plan choose", least=0)
     slots: int = _setting(0, "answers written at the same time; 0 lets the plan choose", least=0, most=32)
     kv: str = _setting("f16", "type of the KV cache", choices=("f16", "q8_0", "q4_0"))
+    kv_layout: str = _setting(
+        "auto", "whether slots share the context or have one each", choices=("auto", "shared", "split")
+    )
+    ubatch: int = _setting(0, "prompt tokens computed at a time; 0 lets the plan choose", least=0, most=2048)
     gpu: tuple[str, ...] = _setting((), "GPUs to use, by UUID or index; empty means all")
     split: str = _setting("auto", "how layers are split over GPUs", choices=("auto", "layer", "tensor"))
     gpu_layers: int = _setting(-1, "layers on the GPUs; -1 lets the plan choose", least=-1)
+    lora: tuple[str, ...] = _setting((), "LoRA adapters to load with a model, PATH or PATH:SCALE")
+    draft: str = _setting(
+        "ngram", "what guesses tokens ahead: ngram (the text itself), off, or a small model"
+    )
+    checkpoint_mib: int = _setting(
+        2048, "MiB of RAM for states of models that cannot go back otherwise; 0 keeps none", least=0
+    )
     threads: int = _setting(0, "CPU threads; 0 means the physical cores", least=0, most=512)
     margin_mib: int = _setting(1024, "MiB that a plan leaves free on each GPU", least=0)
     warm_cache_mib: int = _setting(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from nemolocal import load_spec
 from nemolocal.chat.template import ChatTemplate
 from nemolocal.config import Config
 from nemolocal.engine.client import EngineClient
@@ -81,10 +82,10 @@ class Loader:
             found, note = await asyncio.to_thread(self._find_room, candidates, hardware, residents)
             model = next(x for x in candidates if str(x.path) == found.plan.candidate.file)
             self.failures.check(model.path, self._name_of(model))
-        if found.leaving:
-            return MakeRoom(tuple(residents[i] for i in found.leaving))
+            if found.leaving:
+                return MakeRoom(tuple(residents[i] for i in found.leaving))
+            spec = await asyncio.to_thread(load_spec.build, found.plan, hardware, self._config)
         taken = {resident.log_path for resident in residents}
-        spec = self._spec(found.plan, hardware)
         return partial(self._start, model, found.plan, spec, log_path=self._log_path(taken), note=note)
 
     def answered(self, resident: Resident) -> None:
@@ -175,24 +176,6 @@ class Loader:
         """A file for the engine's last words that no other engine writes to."""
         names = ["engine.log", *(f"engine-{n}.log" for n in range(2, len(taken) + 2))]
         return next(path for name in names if (path := self._config.paths.logs / name) not in taken)
-
-    def _spec(self, plan: sizing.Plan, hardware: Hardware) -> LoadSpec:
-        """The engine's half of a plan."""
-        settings = self._config.settings
-        return LoadSpec(
-            path=plan.candidate.file,
-            n_ctx=plan.load.n_ctx,
-            n_slots=plan.load.n_slots,
-            n_batch=plan.n_batch,
-            n_ubatch=plan.load.n_ubatch,
-            kv_type=plan.load.kv_type,
-            n_gpu_layers=plan.placement.n_gpu_layers,
-            split_mode=plan.split_mode,
-            tensor_split=plan.placement.tensor_split,
-            visible_devices=plan.visible_devices,
-            n_threads=settings.threads or hardware.cpu.physical_cores,
-            n_queue=settings.queue,
-        )
 
 
 async def _read_template(engine: EngineClient) -> ChatTemplate:

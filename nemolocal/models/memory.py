@@ -14,6 +14,7 @@ from nemolocal.models import architectures
 from nemolocal.models.shape import UNGATED, LayerShape, ModelShape
 
 KvType = Literal["f16", "q8_0", "q4_0"]
+KvLayout = Literal["shared", "split"]
 
 MIB: Final = 1 << 20
 
@@ -22,6 +23,12 @@ CUDA_CONTEXT_BYTES: Final = 530 * MIB
 
 N_CTX_STEP: Final = 256
 """A context is rounded up to a multiple of this (llama-context.cpp)."""
+
+N_UBATCH: Final = 512
+"""Tokens computed at a time where nothing else is said (llama.cpp's default)."""
+
+N_DRAFTED: Final = 16
+"""Tokens that may be guessed ahead in one step, over all sequences."""
 
 N_GPUS_MOST: Final = 16
 """GPUs that one model can lie on (llama_max_devices)."""
@@ -40,17 +47,24 @@ _N_PIPELINE_COPIES: Final = 4  # GGML_SCHED_MAX_COPIES
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How a model is loaded: `n_ctx` tokens in one cache that `n_slots` sequences share, prompts read
-    `n_ubatch` tokens at a time."""
+    """How a model is loaded: `n_slots` sequences of up to `n_ctx` tokens, which share so many cells or have
+    as many each, with prompts read `n_ubatch` tokens at a time."""
 
     n_ctx: int
     n_slots: int
     kv_type: KvType = "f16"
-    n_ubatch: int = 512
+    n_ubatch: int = N_UBATCH
+    kv_layout: KvLayout = "shared"
 
     @property
     def n_cells(self) -> int:
+        """Cells that one sequence can reach."""
         return pad_ctx(self.n_ctx)
+
+    @property
+    def n_streams(self) -> int:
+        """How many times the cells are there (llama-kv-cache.cpp, n_stream)."""
+        return self.n_slots if self.kv_layout == "split" else 1
 
     @property
     def n_tokens(self) -> int:
@@ -60,7 +74,7 @@ class Load:
 
 def load_of(shape: ModelShape, *, n_ctx: int, n_slots: int, kv_type: KvType) -> Load:
     """A load of `n_ctx` tokens. A model that reads its inputs whole takes the longest in one batch."""
-    return Load(n_ctx, n_slots, kv_type, *((n_ctx,) if shape.reads_whole else ()))
+    return Load(n_ctx, n_slots, kv_type, n_ctx if shape.reads_whole else N_UBATCH)
 
 
 def pad_ctx(n_ctx: int) -> int:
@@ -68,13 +82,13 @@ def pad_ctx(n_ctx: int) -> int:
 
 
 def kv_bytes(layer: LayerShape, load: Load) -> int:
-    """Keys and values of one block, unified and with flash attention.
+    """Keys and values of one block, with flash attention.
 
-    cells * (key row + value row) (llama-kv-cache.cpp). A block with a sliding window keeps that window for
-    each sequence, and one batch (llama-kv-cache-iswa.cpp, with swa_full off).
+    streams * cells * (key row + value row) (llama-kv-cache.cpp). A block with a sliding window keeps that
+    window for each sequence, and one batch (llama-kv-cache-iswa.cpp, with swa_full off).
     """
     n_elements = layer.n_embd_k_gqa + layer.n_embd_v_gqa
-    return _n_cells(layer, load) * n_elements * _BLOCK_BYTES[load.kv_type] // KV_BLOCK
+    return load.n_streams * _n_cells(layer, load) * n_elements * _BLOCK_BYTES[load.kv_type] // KV_BLOCK
 
 
 def state_bytes(layer: LayerShape, load: Load) -> int:
@@ -85,7 +99,8 @@ def state_bytes(layer: LayerShape, load: Load) -> int:
 def _n_cells(layer: LayerShape, load: Load) -> int:
     if not layer.n_swa:
         return load.n_cells
-    return pad_ctx(min(load.n_cells, layer.n_swa * load.n_slots + load.n_ubatch))
+    n_windows = load.n_slots // load.n_streams
+    return pad_ctx(min(load.n_cells, layer.n_swa * n_windows + load.n_ubatch))
 
 
 def compute_bytes(shape: ModelShape, load: Load, *, is_gpu: bool) -> int:
@@ -106,6 +121,8 @@ def compute_bytes(shape: ModelShape, load: Load, *, is_gpu: bool) -> int:
         n_copied = max(rows, default=0)
     reserve = _EXPERTS_RESERVE if is_gpu and shape.n_expert else _ACTIVATION_RESERVE
     n_logits = 0 if shape.architecture in architectures.ENCODERS else shape.n_vocab * n_outputs(shape, load)
+    if is_gpu and not shape.pooling:
+        n_logits *= 2  # picking the candidates there takes a padded copy (llama-graph.cpp, build_sampling)
     largest = max(
         reserve * 4 * load.n_tokens * shape.n_activations_max,
         _ACTIVATION_RESERVE
@@ -118,9 +135,9 @@ def compute_bytes(shape: ModelShape, load: Load, *, is_gpu: bool) -> int:
 
 
 def n_outputs(shape: ModelShape, load: Load) -> int:
-    """Tokens of which a row of logits is handed out, even where nobody wants it (llama-context.cpp, decode
-    and output_reserve: with embeddings all of a batch)."""
-    return load.n_tokens if shape.pooling else load.n_slots
+    """Tokens of which a row of logits is handed out: one of each sequence and all guesses, or with embeddings
+    all of a batch, even where nobody wants it (llama-context.cpp, decode and output_reserve)."""
+    return load.n_tokens if shape.pooling else load.n_slots + N_DRAFTED
 
 
 def _score_bytes(shape: ModelShape, load: Load) -> int:

@@ -63,6 +63,11 @@ class Placement:
         return bool(self.gpus) and self.host.n_layers == 0
 
     @property
+    def gpu_bytes(self) -> int:
+        """What is taken from all GPUs together."""
+        return sum(share.total_bytes for share in self.shares)
+
+    @property
     def ram_bytes(self) -> int:
         """What is taken from the RAM, also by GPUs that have no memory of their own."""
         shared = sum(s.total_bytes for gpu, s in zip(self.gpus, self.shares, strict=True) if gpu.shares_ram)

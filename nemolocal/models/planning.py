@@ -36,6 +36,8 @@ def wish(config: Config) -> sizing.Wish:
         gpus=settings.gpu,
         split=cast(Literal["auto", "layer", "tensor"], settings.split),
         n_gpu_layers=settings.gpu_layers,
+        n_ubatch=settings.ubatch,
+        kv_layout=cast(Literal["auto", "shared", "split"], settings.kv_layout),
         margin_bytes=settings.margin_mib << 20,
     )
 

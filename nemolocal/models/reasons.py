@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from nemolocal.errors import DoesNotFitError
 from nemolocal.models import choice, placement
 from nemolocal.models.choice import Candidate
-from nemolocal.models.memory import CUDA_CONTEXT_BYTES, Load, load_of
+from nemolocal.models.memory import CUDA_CONTEXT_BYTES, Load
 
 if TYPE_CHECKING:
     from nemolocal.models.sizing import Found, Search, Wish
@@ -45,7 +45,7 @@ def refusal(model: str, files: Sequence[Candidate], wish: Wish, search: Search) 
     """Nothing fits: what the smallest way needs, what there is, and the smallest change that would fit."""
     smallest = min(files, key=lambda c: c.size_bytes)
     n_ctx = wish.n_ctx or min(N_CTX_REFUSED, smallest.shape.n_ctx_train)
-    load = load_of(smallest.shape, n_ctx=n_ctx, n_slots=wish.n_slots or 1, kv_type=wish.kv_type or "f16")
+    load = search.load(smallest.shape, n_ctx=n_ctx, n_slots=wish.n_slots or 1, kv_type=wish.kv_type or "f16")
     needed = placement.in_ram(smallest.shape, load).host.total_bytes
     needed += CUDA_CONTEXT_BYTES * len(search.gpus)
     where, available = "in all", search.available_bytes
@@ -77,6 +77,8 @@ def _smallest_change(files: Sequence[Candidate], wish: Wish, search: Search) -> 
                 return f"--ctx {n_ctx} would fit."
     if wish.n_slots > 1 and search.again(n_slots=1).any(files):
         return "Fewer --slots would fit."
+    if wish.kv_layout == "split" and search.again(kv_layout="shared").any(files):
+        return "It would fit without --kv-layout split."
     if wish.kv_type == "f16" and search.again(kv_type="q8_0").any(files):
         return "--kv q8_0 would fit."
     if wish.n_gpu_layers >= 0 and search.again(n_gpu_layers=-1).any(files):
@@ -178,6 +180,9 @@ def _about_slots(candidate: Candidate, load: Load, wish: Wish) -> str:
         at_once = "1 input" if load.n_slots == 1 else f"Up to {load.n_slots} inputs"
         return f"{at_once} at a time{', as asked for' if wish.n_slots else ''}."
     answers = "1 answer" if load.n_slots == 1 else f"{load.n_slots} answers"
+    if load.kv_layout == "split":
+        asked = ", as asked for" if wish.n_slots else ""
+        return f"{answers} at a time{asked}, each with a context of its own."
     if wish.n_slots:
         return f"{answers} at a time, as asked for."
     if candidate.shape.state_bytes:

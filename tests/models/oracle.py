@@ -17,6 +17,7 @@ from typing import Any
 import llama_cpp
 
 MIB = 1 << 20
+N_DRAFTED = 16  # rows of logits for tokens that are guessed ahead
 KV_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}
 FLASH_ATTENTION_ON = 1
 
@@ -37,7 +38,8 @@ def measure(job: dict[str, Any]) -> dict[str, int]:
         raise SystemExit("".join(_lines))
     wish = llama_cpp.llama_context_default_params()
     wish.n_ctx, wish.n_batch, wish.n_ubatch = job["n_ctx"], 2048, job["n_ubatch"]
-    wish.n_seq_max = wish.n_outputs_max = job["n_slots"]
+    wish.n_seq_max = job["n_slots"]
+    wish.n_outputs_max = job["n_slots"] + N_DRAFTED
     if "pooling" in job:
         wish.embeddings, wish.pooling_type = True, job["pooling"]
         wish.n_batch = wish.n_outputs_max = job["n_ubatch"]

@@ -20,7 +20,7 @@ class LoraAdapters:
         self._used: Adapters = ()
 
     def use(self, scales: Adapters) -> None:
-        """Compute with these scales from now on, one for each adapter; 0 leaves it out. Raises EngineError."""
+        """Compute with these scales from now on, one for each adapter; 0 leaves it out."""
         if scales == self._used:
             return
         self._used = scales

@@ -1,0 +1,89 @@
+"""From a plan and the settings to what an engine is told: the files beside the model's own, and where its
+memory outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+from importlib import metadata
+from pathlib import Path
+
+from nemolocal.config import Config, expand
+from nemolocal.engine.messages import LoadSpec
+from nemolocal.errors import UsageError
+from nemolocal.hardware import Hardware
+from nemolocal.models import fingerprint, memory, reference, sizing, store
+
+
+def build(plan: sizing.Plan, hardware: Hardware, config: Config) -> LoadSpec:
+    """The engine's half of a plan. Reads the model's file, so not for the event loop.
+
+    Raises UsageError for a LoRA adapter that is not there, and what finding a draft model raises.
+    """
+    settings = config.settings
+    adapters = tuple(_adapter(text) for text in settings.lora)
+    load, is_generating = plan.load, not plan.candidate.shape.pooling
+    return LoadSpec(
+        path=plan.candidate.file,
+        n_ctx=load.n_ctx,
+        n_slots=load.n_slots,
+        n_batch=plan.n_batch,
+        n_ubatch=load.n_ubatch,
+        kv_type=load.kv_type,
+        kv_layout=load.kv_layout,
+        n_gpu_layers=plan.placement.n_gpu_layers,
+        split_mode=plan.split_mode,
+        tensor_split=plan.placement.tensor_split,
+        visible_devices=plan.visible_devices,
+        n_threads=settings.threads or hardware.cpu.physical_cores,
+        n_queue=settings.queue,
+        pooling=plan.candidate.shape.pooling,
+        n_drafted=0 if settings.draft == "off" else memory.N_DRAFTED,
+        draft=draft_file(config) if is_generating else "off",
+        adapters=adapters if is_generating else (),
+        warm_folder=str(config.paths.cache / "states") if settings.warm_cache_mib and is_generating else "",
+        warm_key=_warm_key(plan, adapters),
+        warm_bytes=settings.warm_cache_mib << 20,
+        checkpoint_bytes=settings.checkpoint_mib << 20,
+    )
+
+
+def draft_file(config: Config) -> str:
+    """ "ngram", "off", or the file of the draft model that the settings name.
+
+    Raises ModelNotFoundError when it is not on this machine.
+    """
+    named = config.settings.draft
+    if named in ("ngram", "off"):
+        return named
+    return str(store.resolve(reference.parse(named), config).path)
+
+
+def _adapter(text: str) -> tuple[str, float]:
+    """PATH or PATH:SCALE. A colon may belong to the path (on Windows it mostly does)."""
+    path, scale = text, 1.0
+    before, _, after = text.rpartition(":")
+    if before and not Path(expand(text)).exists():
+        with contextlib.suppress(ValueError):
+            scale, path = float(after), before
+    file = Path(expand(path))
+    if not file.is_file():
+        raise UsageError(
+            f"There is no LoRA adapter {path}.", hint="--lora wants FILE.gguf or FILE.gguf:SCALE."
+        )
+    return str(file), scale
+
+
+def _warm_key(plan: sizing.Plan, adapters: tuple[tuple[str, float], ...]) -> str:
+    """All that shapes a saved state: with another of these it would be nonsense."""
+    files = [
+        f"{path} {(status := Path(path).stat()).st_size} {status.st_mtime_ns} {scale}"
+        for path, scale in adapters
+    ]
+    library = metadata.version("llama-cpp-python")
+    parts = [
+        fingerprint.fingerprint(Path(plan.candidate.file)),
+        plan.load.kv_type,
+        plan.load.kv_layout,
+        library,
+    ]
+    return " ".join([*parts, *files])
