@@ -20,7 +20,7 @@ from tests.profiles import machine
 
 pytestmark = [pytest.mark.model, pytest.mark.anyio]
 
-WATCHDOG_S = 0.8
+WATCHDOG_S = 1.5
 ENDLESS = GenerationParams(SamplingParams(temperature=0.0, ignore_eos=True), max_tokens=900)
 SHORT = GenerationParams(SamplingParams(temperature=0.0, ignore_eos=True), max_tokens=3)
 

@@ -7,7 +7,8 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from nemolocal.engine import llama, worker
+from nemolocal.engine import worker
+from nemolocal.engine.llama import backend
 from nemolocal.engine.messages import (
     Accepted,
     Beat,
@@ -69,8 +70,8 @@ def reads_for_long(connection: Connection, spec: LoadSpec, log_path: str) -> Non
     connection.send([Ready(INFO)])
     while isinstance(command := connection.recv(), Submit):
         connection.send([Accepted(command.id, 1)])
-        for _ in range(8):
-            time.sleep(0.1)
+        for _ in range(7):
+            time.sleep(0.2)
             connection.send([Beat()])
         connection.send([Chunk(command.id, "yes", 1)])
         connection.send([Finished(command.id, "stop", Usage(1, 1), Timings(0.0, 0.0, 0.0))])
@@ -92,7 +93,7 @@ def runs_out_of_memory_at_the_first_request(connection: Connection, spec: LoadSp
 
 def aborts_in_native_code(connection: Connection, spec: LoadSpec, log_path: str) -> None:
     """As when llama.cpp finds its own state impossible."""
-    vars(llama)["LlamaBackend"] = _abort
+    vars(backend)["LlamaBackend"] = _abort
     worker.main(connection, spec, log_path)
 
 

@@ -125,9 +125,9 @@ async def test_slow_child_is_not_taken_for_one_that_hangs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(worker, "main", children.reads_for_long)
-    engine = await EngineClient.start(SPEC, tmp_path / "log", watchdog_s=0.4)
+    engine = await EngineClient.start(SPEC, tmp_path / "log", watchdog_s=1.0)
     await read(engine)
-    await asyncio.sleep(0.6)
+    await asyncio.sleep(1.2)
     await read(engine)
     assert engine.is_alive
     await engine.close()
