@@ -34,7 +34,7 @@ import peer_report
 from peer_loads import N_BESIDE, SAMPLING, Row, Target
 
 START_LIMIT_S = 90
-SERVERS = ("nemolocal", "llama-server", "llama-server-bs", "llama-server-kvu", "llama-server-kvu-bs")
+SERVERS = ("nemolocal", "nemolocal-split", "llama-server", "llama-server-bs", "llama-server-kvu", "llama-server-kvu-bs")
 CEILINGS = ("llama-bench", "llama-batched-bench")
 LOADS = {"a": (524, 128), "b": (16, 256)}  # tokens of the prompt, tokens of the answer
 
@@ -55,9 +55,13 @@ class Peer:
 def find_peer(name: str, options: argparse.Namespace, home: str) -> Peer:
     port = free_port()
     threads = [str(options.threads)] if options.threads else []
-    if name == "nemolocal":
+    if name.startswith("nemolocal"):
+        # As llama-server without and with -kvu: a share of the context for each slot, or one for all.
+        n_ctx = options.context // options.slots if name.endswith("-split") else options.context
+        layout = "split" if name.endswith("-split") else "shared"
         command = [sys.executable, "-m", "nemolocal.cli.app", "serve", "--model", str(options.model)]
-        command += ["--port", str(port), "--ctx", str(options.context), "--slots", str(options.slots)]
+        command += ["--port", str(port), "--ctx", str(n_ctx), "--slots", str(options.slots)]
+        command += ["--kv-layout", layout]
         command += ["--threads", *threads] if threads else []
         environment = {"NEMOLOCAL_HOME": home, "NEMOLOCAL_OFFLINE": "1"}
         return Peer(
@@ -65,7 +69,7 @@ def find_peer(name: str, options: argparse.Namespace, home: str) -> Peer:
             port,
             "/health",
             str(options.model),
-            options.context,
+            n_ctx,
             environment=environment,
         )
     if name == "llama_cpp.server":
