@@ -53,16 +53,15 @@ class ContextLengthError(InvalidRequestError):
 
 
 class InputLengthError(ContextLengthError):
-    """One of the inputs to embed or to rank, at `index`, is longer than the model reads at once. Both counts
+    """An input to embed or to rank, which `param` names, is longer than the model reads at once. Both counts
     are in tokens; `can_grow` says that another load of the model would read longer ones."""
 
-    def __init__(self, *, index: int, n_prompt: int, n_ctx: int, can_grow: bool = False) -> None:
+    def __init__(self, *, param: str, n_prompt: int, n_ctx: int, can_grow: bool = False) -> None:
         super().__init__(n_prompt=n_prompt, n_ctx=n_ctx)
         grow = " or load the model with a larger --ctx" if can_grow else ""
-        self.message = f"Input {index} has {n_prompt} tokens, but the model reads at most {n_ctx} at once."
+        self.message = f"{param} has {n_prompt} tokens, but the model reads at most {n_ctx} at once."
         self.hint = f"Split it into shorter pieces{grow}."
-        self.param = f"input[{index}]"
-        self.index = index
+        self.param = param
 
 
 class TemplateError(InvalidRequestError):
