@@ -15,6 +15,7 @@ import json
 import math
 import os
 import shlex
+import signal
 import socket
 import statistics
 import subprocess
@@ -34,7 +35,14 @@ import peer_report
 from peer_loads import N_BESIDE, SAMPLING, Row, Target
 
 START_LIMIT_S = 90
-SERVERS = ("nemolocal", "nemolocal-split", "llama-server", "llama-server-bs", "llama-server-kvu", "llama-server-kvu-bs")
+SERVERS = (
+    "nemolocal",
+    "nemolocal-split",
+    "llama-server",
+    "llama-server-bs",
+    "llama-server-kvu",
+    "llama-server-kvu-bs",
+)
 CEILINGS = ("llama-bench", "llama-batched-bench")
 LOADS = {"a": (524, 128), "b": (16, 256)}  # tokens of the prompt, tokens of the answer
 
@@ -315,6 +323,8 @@ def read_options() -> argparse.Namespace:
 
 
 def main() -> int:
+    # A run that is told to end takes its server with it.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     options = read_options()
     report: Row = {
         "date": datetime.now().strftime("%Y-%m-%d %H:%M"),
