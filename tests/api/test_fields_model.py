@@ -271,11 +271,11 @@ async def test_the_metrics_count_what_was_done(caller: httpx.AsyncClient) -> Non
 async def test_a_full_context_is_gone_past_only_where_it_was_asked_for(
     starter_path: Path, tmp_path: Path
 ) -> None:
-    with starter_server(starter_path, tmp_path, "--slots", "1", "--ctx", "128", "--threads", "1") as small:
+    with starter_server(starter_path, tmp_path, "--slots", "1", "--ctx", "256", "--threads", "1") as small:
         async with httpx.AsyncClient(base_url=small.url, timeout=120) as caller:
-            how = {"ignore_eos": True, "max_tokens": 160}
+            how = {"ignore_eos": True, "max_tokens": 260}
             cut = await ask(caller, COUNT, **how)
-            assert cut["usage"]["total_tokens"] == 128
+            assert cut["usage"]["total_tokens"] == 256
             assert cut["choices"][0]["finish_reason"] == "length"
             shifted = await ask(caller, COUNT, context_shift=True, **how)
-            assert shifted["usage"]["completion_tokens"] == 160
+            assert shifted["usage"]["completion_tokens"] == 260
