@@ -4,7 +4,6 @@ memory outlives it."""
 from __future__ import annotations
 
 import contextlib
-from importlib import metadata
 from pathlib import Path
 
 from nemolocal.config import Config, expand
@@ -74,16 +73,11 @@ def _adapter(text: str) -> tuple[str, float]:
 
 
 def _warm_key(plan: sizing.Plan, adapters: tuple[tuple[str, float], ...]) -> str:
-    """All that shapes a saved state: with another of these it would be nonsense."""
-    files = [
-        f"{path} {(status := Path(path).stat()).st_size} {status.st_mtime_ns} {scale}"
-        for path, scale in adapters
-    ]
-    library = metadata.version("llama-cpp-python")
-    parts = [
-        fingerprint.fingerprint(Path(plan.candidate.file)),
-        plan.load.kv_type,
-        plan.load.kv_layout,
-        library,
-    ]
-    return " ".join([*parts, *files])
+    """What shapes a saved state, but for the library, which the engine adds: with another of these it would be
+    nonsense."""
+    content = fingerprint.fingerprint(Path(plan.candidate.file))
+    parts = [content, plan.load.kv_type, plan.load.kv_layout]
+    for path, scale in adapters:
+        status = Path(path).stat()
+        parts.append(f"{path} {status.st_size} {status.st_mtime_ns} {scale}")
+    return " ".join(parts)

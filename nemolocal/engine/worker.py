@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 from nemolocal.engine import lora
@@ -41,6 +41,7 @@ from nemolocal.errors import ContextLengthError, EngineError, InvalidRequestErro
 from nemolocal.types import Timings
 
 PREPARING_POLL_S = 0.002
+BEAT_S = 1.0
 PROGRESS_EVERY_S = 0.1
 
 
@@ -57,7 +58,9 @@ def main(connection: Connection, spec: LoadSpec, log_path: str) -> None:
     try:
         backend = LlamaBackend(spec, _report_progress(connection))
         drafter = open_drafter(spec, backend)
-        connection.send([Ready(backend.info())])
+        info = backend.info()
+        spec = replace(spec, warm_key=f"{spec.warm_key} {info.library}")
+        connection.send([Ready(info)])
     except (BrokenPipeError, ConnectionResetError):
         return  # the parent is gone; there is nobody to tell
     except EngineError as error:
@@ -118,6 +121,7 @@ class Worker:
         )
         self._clocks: dict[int, _Clock] = {}
         self._unsent: list[Event] = []
+        self._beaten = 0.0
 
     def run(self) -> None:
         """Until Shutdown, or until the model fails: a context that failed cannot be trusted again.
@@ -145,6 +149,7 @@ class Worker:
                 continue  # take in all commands that wait before the next step
             for item in self._intake.take():
                 self._add(item)
+            self._show_life()
             if self._scheduler.has_work():
                 try:
                     self._step()
@@ -226,6 +231,12 @@ class Worker:
             self._clocks.pop(event.id, None)
         assert not isinstance(event, Ended)
         return event
+
+    def _show_life(self) -> None:
+        """A long prompt is being made ready, which takes no steps."""
+        if self._intake.n_pending and self._now() - self._beaten >= BEAT_S:
+            self._beaten = self._now()
+            self._send([Beat()])
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
