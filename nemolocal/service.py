@@ -17,12 +17,13 @@ from typing import Literal
 
 from nemolocal import hardware as hardware_module
 from nemolocal.config import Config
+from nemolocal.embedders import Access, ServedEmbedder, ServedReranker, check_purpose
 from nemolocal.errors import EngineError, ModelNotFoundError, NemoLocalError
 from nemolocal.hardware import Hardware
 from nemolocal.loading import EngineStart, Loader
 from nemolocal.models import catalog, reference, store
 from nemolocal.models.reference import PathRef
-from nemolocal.models.store import LocalModel
+from nemolocal.models.store import LocalModel, Purpose
 from nemolocal.residency import Candidates, Residency, Resident
 from nemolocal.totals import ModelTotals, Totals
 from nemolocal.types import (
@@ -35,6 +36,7 @@ from nemolocal.types import (
     StreamItem,
     TextModel,
 )
+from nemolocal.vectors import Embedder, Reranker
 
 LISTING_S = 1.0  # every request looks models up, and looking costs milliseconds
 
@@ -53,6 +55,7 @@ class ModelCard:
     n_params: int | None
     n_ctx: int | None
     is_loaded: bool
+    purpose: Purpose = "chat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +202,22 @@ class Service:
         no model on this machine answers to the reference, ModelFileError when its file cannot be used.
         """
         candidates = self._candidates(ref or self._default_ref())
-        name = _names(self._usable()).get(candidates[0].path) if len(candidates) == 1 else None
-        return ServedModel(self, name or ref or candidates[0].id, candidates, keep_alive_s=keep_alive_s)
+        return ServedModel(self, self._name(candidates, ref), candidates, keep_alive_s=keep_alive_s)
+
+    def find_embedder(self, ref: str | None, *, keep_alive_s: float | None = None) -> Embedder:
+        """The model that embeds and answers to `ref` (None: the loaded or the only one); the rest as with
+        `find_model`. Raises InvalidRequestError for a model that chats or ranks."""
+        candidates = self._candidates(ref or self._default_ref("embed"))
+        name = self._name(candidates, ref)
+        check_purpose(name, candidates[0], "embed")
+        return ServedEmbedder(name, candidates, self._access(candidates, keep_alive_s))
+
+    def find_reranker(self, ref: str | None, *, keep_alive_s: float | None = None) -> Reranker:
+        """The same for a model that ranks."""
+        candidates = self._candidates(ref or self._default_ref("rank"))
+        name = self._name(candidates, ref)
+        check_purpose(name, candidates[0], "rank")
+        return ServedReranker(name, self._access(candidates, keep_alive_s))
 
     def admit(self, ref: str | None) -> TextModel:
         """The same for whoever runs this program, who may also name a file by its path: it is then listed
@@ -256,26 +273,30 @@ class Service:
             self._listing = now, [*listed, *others.values()]
         return self._listing[1]
 
-    def _default_ref(self) -> str:
-        """The model that is meant where none is named."""
-        usable, settings = self._usable(), self.config.settings
-        loaded = [resident.model.ref for resident in self._residency.residents]
+    def _name(self, candidates: Candidates, ref: str | None) -> str:
+        """What a found model is called here."""
+        name = _names(self._usable()).get(candidates[0].path) if len(candidates) == 1 else None
+        return name or ref or candidates[0].id
+
+    def _default_ref(self, purpose: Purpose = "chat") -> str:
+        """The model of this purpose that is meant where none is named."""
+        settings = self.config.settings
+        usable = [model for model in self._usable() if model.purpose == purpose]
+        loaded = [x.model.ref for x in self._residency.residents if x.model.purpose == purpose]
         if settings.model and loaded:
             with suppress(NemoLocalError):
-                if self._residency.serving(self._candidates(settings.model)):
+                resident = self._residency.serving(self._candidates(settings.model))
+                if resident and resident.model.purpose == purpose:
                     return settings.model
         if loaded:
             return loaded[0]
         if self._last_used and any(model.path == self._last_used.path for model in usable):
             return self._last_used.ref  # it was idle and is loaded again
-        if settings.model:
+        if settings.model and purpose == "chat":
             return settings.model
         if len({model.id for model in usable}) == 1:
             return usable[0].id
-        raise ModelNotFoundError(
-            "No model was named." if usable else "There is no model on this machine.",
-            hint="`nemolocal models list` shows them." if usable else "Run `nemolocal models pull starter`.",
-        )
+        raise _nothing_named(purpose, is_any_here=bool(usable))
 
     def _candidates(self, ref: str) -> Candidates:
         """The files that a reference may mean; a plan chooses among several quants."""
@@ -307,6 +328,7 @@ class Service:
             n_params=model.n_params,
             n_ctx=resident.engine.info.n_ctx if resident else model.n_ctx_train,
             is_loaded=resident is not None,
+            purpose=model.purpose,
         )
 
     def _advice(self, ref: str) -> catalog.Sampling | None:
@@ -342,6 +364,13 @@ class Service:
             if not is_over:
                 self._totals.cancelled(resident.name)
             raise
+
+    def _access(self, candidates: Candidates, keep_alive_s: float | None) -> Access:
+        return Access(
+            lease=lambda: self.lease(candidates, keep_alive_s=keep_alive_s),
+            totals=self._totals,
+            answered=self._loader.answered,
+        )
 
     def loaded_ctx(self, candidates: Candidates) -> int:
         """The context of the loaded one of these, else 0."""
@@ -397,6 +426,8 @@ class ServedModel:
                 yield item
 
     def _lease(self) -> AbstractAsyncContextManager[Resident]:
+        """Raises InvalidRequestError for a model that writes no text."""
+        check_purpose(self.id, self._candidates[0], "chat")
         return self._service.lease(self._candidates, keep_alive_s=self._keep_alive_s)
 
 
@@ -413,6 +444,16 @@ def _status_of(
         note=resident.note,
         loaded=loaded,
     )
+
+
+def _nothing_named(purpose: Purpose, *, is_any_here: bool) -> ModelNotFoundError:
+    kind = {"chat": "model", "embed": "model that embeds", "rank": "model that ranks"}[purpose]
+    if is_any_here:
+        return ModelNotFoundError(f"No {kind} was named.", hint="`nemolocal models list` shows them.")
+    hint = "Run `nemolocal models pull starter`."
+    if purpose != "chat":
+        hint = "Get one as .gguf: `nemolocal models pull hf:OWNER/REPO`, or `nemolocal models import PATH`."
+    return ModelNotFoundError(f"There is no {kind} on this machine.", hint=hint)
 
 
 def _names(models: Sequence[LocalModel]) -> dict[Path, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from nemolocal import config
@@ -22,6 +23,7 @@ from nemolocal.types import (
     TokenLogprob,
     Usage,
 )
+from nemolocal.vectors import Scores, Vectors
 
 
 class FakeTextModel:
@@ -83,12 +85,51 @@ class FakeTextModel:
         return (TokenLogprob(Candidate(99, piece.encode(), -0.5), tuple(top)),)
 
 
+class FakeEmbedder:
+    """Vectors of four numbers, of which two tell the length of the input. A token is a letter."""
+
+    def __init__(self) -> None:
+        self.id = "fake-embedder"
+        self.delay_s = 0.0
+        self.error: Exception | None = None
+        self.calls: list[tuple[list[str | Sequence[int]], int | None]] = []
+        self.n_closed_early = 0
+
+    async def embed(
+        self, inputs: Sequence[str | Sequence[int]], *, n_dimensions: int | None = None
+    ) -> Vectors:
+        self.calls.append((list(inputs), n_dimensions))
+        await self._wait()
+        numbers = (
+            (len(text) / (1 + len(text)), (1 + 2 * len(text)) ** 0.5 / (1 + len(text)), 0.0, 0.0)
+            for text in inputs
+        )
+        return Vectors(tuple(struct.pack("<4f", *each) for each in numbers), sum(map(len, inputs)))
+
+    async def rank(self, query: str, documents: Sequence[str]) -> Scores:
+        """A document is the better the more of the query's words it has."""
+        await self._wait()
+        words = query.split()
+        scores = (sum(word in document for word in words) / len(words) for document in documents)
+        return Scores(tuple(scores), sum(len(query) + len(document) for document in documents))
+
+    async def _wait(self) -> None:
+        try:
+            await asyncio.sleep(self.delay_s)
+        except asyncio.CancelledError:
+            self.n_closed_early += 1
+            raise
+        if self.error is not None:
+            raise self.error
+
+
 class FakeService(Service):
-    """A service over one FakeTextModel."""
+    """A service over one FakeTextModel and one FakeEmbedder, which also ranks."""
 
     def __init__(self, model: FakeTextModel | None = None, **flags: object) -> None:
         self.config = config.load(flags)
         self.model = model or FakeTextModel()
+        self.embedder = FakeEmbedder()
         self.current = Status(
             state="ready", model=self.model.id, device="CPU", n_ctx=self.model.n_ctx, n_slots=4, progress=1.0
         )
@@ -134,6 +175,15 @@ class FakeService(Service):
         if ref not in (None, self.model.id):
             raise ModelNotFoundError(f"No model named '{ref}' is here.", hint="See GET /v1/models.")
         return self.model
+
+    def find_embedder(self, ref: str | None, *, keep_alive_s: float | None = None) -> FakeEmbedder:
+        self.kept_alive_s.append(keep_alive_s)
+        if ref not in (None, self.embedder.id):
+            raise ModelNotFoundError(f"No model named '{ref}' is here.", hint="See GET /v1/models.")
+        return self.embedder
+
+    def find_reranker(self, ref: str | None, *, keep_alive_s: float | None = None) -> FakeEmbedder:
+        return self.find_embedder(ref, keep_alive_s=keep_alive_s)
 
     def admit(self, ref: str | None) -> FakeTextModel:
         return self.find_model(ref)

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nemolocal.api import errors, metrics, security
-from nemolocal.api.openai import chat, completions, models
+from nemolocal.api import errors, metrics, rerank, security
+from nemolocal.api.openai import chat, completions, embeddings, models
 from nemolocal.api.page import Page
 from nemolocal.errors import NemoLocalError
 from nemolocal.service import Service
@@ -72,7 +72,7 @@ class Port:
         api.add_api_route("/health", health, methods=["GET", "HEAD"])
         if self._page is None:
             api.add_api_route("/", no_page, methods=["GET", "HEAD"])
-        for dialect in (models, chat, completions, metrics):
+        for dialect in (models, chat, completions, embeddings, rerank, metrics):
             api.include_router(dialect.router)
         return api
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from nemolocal.config import Config
 from nemolocal.errors import ModelFileError, ModelNotFoundError
@@ -21,6 +22,9 @@ from nemolocal.models.reference import FileKind, HubRef, NamedRef, PathRef, Refe
 from nemolocal.models.shape import Pooling
 
 CACHE_FILE = "headers.json"
+
+Purpose = Literal["chat", "embed", "rank"]
+"""What a model does with a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,10 @@ class LocalModel:
     def is_usable(self) -> bool:
         """Whether it can be loaded, to answer, to embed or to rank."""
         return self.kind == "model" and (self.can_chat or bool(self.pooling)) and not self.problem
+
+    @property
+    def purpose(self) -> Purpose:
+        return "rank" if self.pooling == "rank" else "embed" if self.pooling else "chat"
 
     @property
     def info(self) -> gguf.GgufInfo:

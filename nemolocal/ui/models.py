@@ -24,13 +24,13 @@ def size(n_bytes: int) -> str:
 
 
 def choices(service: Service) -> list[tuple[str, str]]:
-    """The models on this machine as (label, id), the loaded one first."""
-    return [(label(card), card.id) for card in service.list_models()]
+    """The models on this machine that chat as (label, id), the loaded one first."""
+    return [(label(card), card.id) for card in service.list_models() if card.purpose == "chat"]
 
 
 def selected(service: Service) -> str | None:
     """The model that a new page shows as chosen: the loaded one, else the configured one, else the first."""
-    ids = [card.id for card in service.list_models()]
+    ids = [id for _, id in choices(service)]
     wanted = (service.status().model, service.config.settings.model)
     return next((ref for ref in wanted if ref in ids), ids[0] if ids else None)
 

@@ -29,6 +29,7 @@ async def test_the_list_of_models() -> None:
                 "size": 98_362_432,
                 "quant": "Q4_1",
                 "is_loaded": True,
+                "purpose": "chat",
             },
         }
     ]

@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter
 from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -22,6 +21,7 @@ from nemolocal.api.errors import NotServedError
 from nemolocal.api.openai.fields import N_CHOICES, N_LOGPROBS, GenerationFields, Head, head
 from nemolocal.api.openai.figures import timings, usage
 from nemolocal.api.openai.logprobs import Legacy
+from nemolocal.api.openai.prompts import as_prompts
 from nemolocal.errors import ContextLengthError, InvalidRequestError
 from nemolocal.service import Service
 from nemolocal.types import Delta, Finish
@@ -53,29 +53,6 @@ async def create_completion(request: Request) -> Response:
 # What comes in ----------------------------------------------------------------------------------
 
 
-def _as_prompts(value: Any) -> list[str | tuple[int, ...]]:
-    """A text, a list of texts, a list of token ids or a list of those, as a list of prompts."""
-    is_one = isinstance(value, str) or (
-        isinstance(value, list) and bool(value) and all(type(entry) is int for entry in value)
-    )
-    prompts = [value] if is_one else value
-    if not isinstance(prompts, list) or not prompts:
-        raise PydanticCustomError("prompt", "must be a text, token ids, or a list of either, and not empty")
-    if len({type(prompt) for prompt in prompts}) != 1:
-        raise PydanticCustomError("prompt", "must not mix texts and token ids")
-    return [_as_prompt(prompt) for prompt in prompts]
-
-
-def _as_prompt(value: Any) -> str | tuple[int, ...]:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise PydanticCustomError("prompt", "must be a text or a list of token ids that is not empty")
-    if not all(type(token) is int and 0 <= token < 1 << 31 for token in value):
-        raise PydanticCustomError("prompt", "its token ids must be whole numbers from 0")
-    return tuple(value)
-
-
 def _as_n_logprobs(value: Any) -> Any:
     return None if value is False else value  # some clients send the field as chat has it
 
@@ -86,7 +63,7 @@ class CompletionRequest(GenerationFields):
         "echo": "This version does not repeat the prompt.",
     }
 
-    prompt: Annotated[list[str | tuple[int, ...]], BeforeValidator(_as_prompts)]
+    prompt: Annotated[list[str | tuple[int, ...]], BeforeValidator(as_prompts)]
     suffix: str | None = None
     echo: bool | None = None
     best_of: int | None = None

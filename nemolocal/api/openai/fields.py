@@ -40,7 +40,7 @@ def _as_stop(value: Any) -> list[str]:
     return [entry for entry in entries if entry]
 
 
-def _as_seconds(value: Any) -> float:
+def as_seconds(value: Any) -> float:
     """Seconds as a number, or a duration as Ollama writes it: "5m", "1h30m", "-1". Below 0 is for
     ever."""
     if isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
@@ -92,7 +92,7 @@ class GenerationFields(SamplingFields):
     cache_prompt: bool | None = None
     context_shift: bool | None = None
     lora: Annotated[list[AdapterUse], Field(max_length=N_ADAPTERS)] | None = None
-    keep_alive: Annotated[float, BeforeValidator(_as_seconds)] | None = None
+    keep_alive: Annotated[float, BeforeValidator(as_seconds)] | None = None
     grammar: Any = None
     json_schema: Any = None
     chat_template_kwargs: Any = None

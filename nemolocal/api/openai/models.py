@@ -13,6 +13,8 @@ from nemolocal.service import ModelCard, Service
 
 router = APIRouter()
 
+CAPABILITIES = {"chat": "completion", "embed": "embedding", "rank": "rerank"}
+
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> JSONResponse:
@@ -52,6 +54,7 @@ def describe(card: ModelCard) -> dict[str, Any]:
             "size": card.size_bytes,
             "quant": card.quant,
             "is_loaded": card.is_loaded,
+            "purpose": card.purpose,
         },
     }
 
@@ -63,6 +66,6 @@ def describe_local(card: ModelCard) -> dict[str, Any]:
         "model": card.id,
         "size": card.size_bytes,
         "type": "model",
-        "capabilities": ["completion"],
+        "capabilities": [CAPABILITIES[card.purpose]],
         "details": {"format": "gguf", "quantization_level": card.quant},
     }

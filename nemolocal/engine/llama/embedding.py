@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemolocal.engine.backend import Row
+from nemolocal.engine.llama.backend import KV_TYPES
 from nemolocal.engine.llama.inputs import Inputs
 from nemolocal.engine.llama.library import Log, load_library, load_model, metadata
 from nemolocal.engine.llama.vocab import LlamaVocab
@@ -112,8 +113,14 @@ class LlamaEmbedder:
         params.kv_unified = True
         params.embeddings = True
         params.pooling_type = POOLINGS[spec.pooling]
-        # Where a GPU has it: the heads of small encoders are too short, and a CPU would have to help out.
-        params.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_AUTO
+        # Where a GPU has it: the heads of small encoders are too short, and a CPU would have to help out. A
+        # quantized cache cannot do without.
+        params.flash_attn_type = (
+            library.LLAMA_FLASH_ATTN_TYPE_AUTO
+            if spec.kv_type == "f16"
+            else library.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        )
+        params.type_k = params.type_v = KV_TYPES[spec.kv_type]
         params.swa_full = False
         params.no_perf = True
         context = library.llama_init_from_model(self._model, params)
