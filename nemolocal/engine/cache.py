@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from nemolocal.engine.backend import Adapters, Memory
 from nemolocal.engine.cells import Cells
-from nemolocal.engine.checkpoints import Checkpoints
+from nemolocal.engine.checkpoints import Checkpoint, Checkpoints
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class SlotCache:
 
     @property
     def keeps_checkpoints(self) -> bool:
-        return not self._memory.can_rollback
+        return not self._memory.can_rollback and self._checkpoints.is_open
 
     @property
     def n_free(self) -> int:
@@ -72,6 +72,14 @@ class SlotCache:
             return 0
         held = self._slots if slots is None else [self._slots[index] for index in slots]
         return max((_n_shared(slot, prompt, adapters) for slot in held), default=0)
+
+    def n_at_hand(self, prompt: list[int], adapters: Adapters) -> int:
+        """Tokens of the prompt's beginning that would not have to be read if it began now."""
+        if self._memory.can_rollback:
+            return self.n_known(prompt, adapters)
+        longest = self._longest_whole(prompt, adapters)
+        _, found = self._nearest_checkpoint(prompt, adapters)
+        return max(len(longest.tokens) if longest else 0, len(found.tokens) if found else 0)
 
     def take(
         self, prompt: list[int], adapters: Adapters, *, reuse: bool, warm: WarmState | None = None
@@ -121,7 +129,9 @@ class SlotCache:
             if self._cells.is_shared(index, start):
                 return False
         self._memory.shift(index, start, n)
-        del self._slots[index].tokens[start : start + n]
+        slot = self._slots[index]
+        del slot.tokens[start : start + n]
+        slot.n_saved = min(slot.n_saved, start)
         if self._cells:
             self._cells.cut(index, start, n)
         return True
@@ -185,7 +195,7 @@ class SlotCache:
         n_of_use = n_common(warm.tokens, prompt)
         if not self._memory.can_rollback and n_of_use < len(warm.tokens):
             return False
-        if n_of_use <= self.n_known(prompt, adapters):
+        if n_of_use <= self.n_at_hand(prompt, adapters):
             return False
         self.truncate(slot.index, 0)
         if not self.make_room(len(warm.tokens)):
@@ -214,14 +224,9 @@ class SlotCache:
     def _continue(self, prompt: list[int], adapters: Adapters, oldest: Slot) -> tuple[Slot, int]:
         """The same where state cannot go back: an idle slot whose whole content the prompt begins with, or
         the nearest checkpoint, in a slot that holds the rest of it."""
-        whole = [slot for slot in self._remembering() if len(slot.tokens) < len(prompt)]
-        whole = [slot for slot in whole if _n_shared(slot, prompt, adapters) == len(slot.tokens)]
-        longest = max(whole, key=lambda slot: len(slot.tokens), default=None)
+        longest = self._longest_whole(prompt, adapters)
         n_known = len(longest.tokens) if longest else 0
-        sources = sorted(self._slots, key=lambda slot: (_n_shared(slot, prompt, adapters), not slot.is_used))
-        source = sources[-1]
-        n_most = _n_shared(source, prompt, adapters)
-        found = self._checkpoints.best(prompt, adapters, lambda checkpoint: n_most)
+        source, found = self._nearest_checkpoint(prompt, adapters)
         if found is None or len(found.tokens) <= n_known:
             return (longest, n_known) if longest else (oldest, 0)
         n_known = len(found.tokens)
@@ -238,6 +243,18 @@ class SlotCache:
         if self._cells:
             self._cells.truncate(target.index, n_known)
         return target, n_known
+
+    def _longest_whole(self, prompt: list[int], adapters: Adapters) -> Slot | None:
+        """The idle slot that holds most of the prompt's beginning, and nothing else."""
+        shorter = [slot for slot in self._remembering() if len(slot.tokens) < len(prompt)]
+        whole = [slot for slot in shorter if _n_shared(slot, prompt, adapters) == len(slot.tokens)]
+        return max(whole, key=lambda slot: len(slot.tokens), default=None)
+
+    def _nearest_checkpoint(self, prompt: list[int], adapters: Adapters) -> tuple[Slot, Checkpoint | None]:
+        """The slot that shares most with the prompt, and the last state of it that can be gone back to."""
+        source = max(self._slots, key=lambda slot: (_n_shared(slot, prompt, adapters), not slot.is_used))
+        n_most = _n_shared(source, prompt, adapters)
+        return source, self._checkpoints.best(prompt, adapters, lambda checkpoint: n_most)
 
     def _copy(self, source: Slot, target: Slot, n: int) -> None:
         self.truncate(target.index, 0)

@@ -245,16 +245,20 @@ class Scheduler:
 
     def _plan(self, budget: Budget) -> Plan:
         """What the running sequences compute next. With different adapters they take turns."""
-        groups = list(dict.fromkeys(sequence.adapters for sequence in self._running))
-        group = groups[self._n_steps % len(groups)] if groups else ()
+        group = self._group()
         guesses = self._guesses([s for s in self._running if s.is_decoding and s.adapters == group])
         n_guessed = sum(map(len, guesses.values()))
         n_flowing = sum(sequence.is_decoding for sequence in self._running)
         while not self._cache.make_room(n_flowing + n_guessed) and self._give_way():
-            guesses, n_guessed = {}, 0
+            group, guesses, n_guessed = self._group(), {}, 0
             n_flowing = sum(sequence.is_decoding for sequence in self._running)
         members = [sequence for sequence in self._running if sequence.adapters == group]
         return batching.plan(members, self._cache, self._backend, budget=budget, guesses=guesses)
+
+    def _group(self) -> Adapters:
+        """The adapters whose turn it is."""
+        groups = list(dict.fromkeys(sequence.adapters for sequence in self._running))
+        return groups[self._n_steps % len(groups)] if groups else ()
 
     def _guesses(self, decoding: list[Sequence]) -> dict[int, list[int]]:
         """What the answers may go on with, where computing that ahead pays."""
@@ -315,10 +319,14 @@ class Scheduler:
             return False
         n_kept = sequence.n_prompt if sequence.n_prompt <= n_ctx // 2 else n_ctx // 4
         n_dropped = (sequence.n_computed - n_kept) // 2
-        if n_dropped <= 0 or not self._cache.shift(sequence.slot, n_kept, n_dropped):
+        if n_dropped <= 0:
             return False
+        if self._cache.shift(sequence.slot, n_kept, n_dropped):
+            sequence.n_computed -= n_dropped
+        else:  # others hold what would have to move: the rest is read anew
+            self._cache.truncate(sequence.slot, n_kept)
+            sequence.n_computed = n_kept
         del sequence.tokens[n_kept : n_kept + n_dropped]
-        sequence.n_computed -= n_dropped
         sequence.n_kept = n_kept
         return True
 

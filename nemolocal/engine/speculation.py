@@ -7,7 +7,7 @@ model of the same vocabulary. Whether they pay is measured while running.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -141,7 +141,7 @@ class ModelDrafter:
         samplers = {}
         guesses: dict[int, list[int]] = {wish.id: [] for wish in wishes}
         texts = {wish.id: list(wish.tokens) for wish in wishes}
-        active = [wish for wish in wishes if len(wish.tokens) + wish.n_most <= self._backend.n_ctx]
+        active = self._fitting(wishes)
         try:
             for wish in active:
                 greedy = SamplingParams(temperature=0.0)
@@ -161,7 +161,7 @@ class ModelDrafter:
                         texts[wish.id].append(token)
                 active = [wish for wish in active if not self._is_done(wish, guesses[wish.id])]
         except (CacheFullError, EngineError):  # a token beyond a smaller vocabulary, say: no guesses then
-            self._forget_all()
+            self._forget(range(len(self._held)))
             return {}
         finally:
             for sampler in samplers.values():
@@ -173,6 +173,20 @@ class ModelDrafter:
 
     def close(self) -> None:
         self._backend.close()
+
+    def _fitting(self, wishes: Sequence[Wish]) -> list[Wish]:
+        """Those whose texts fit side by side, in slot order. The other slots forget theirs where that
+        is in the way: a beginning that the large model's slots share is here once for each."""
+        n_free, chosen = self._backend.memory.n_cells, []
+        for wish in wishes:
+            n_needed = len(wish.tokens) + wish.n_most
+            if n_needed <= min(self._backend.n_ctx, n_free):
+                chosen.append(wish)
+                n_free -= n_needed
+        others = set(range(len(self._held))) - {wish.slot for wish in chosen}
+        if sum(len(self._held[slot]) for slot in others) > n_free:
+            self._forget(others)
+        return sorted(chosen, key=lambda wish: wish.slot)
 
     def _is_done(self, wish: Wish, guesses: list[int]) -> bool:
         return len(guesses) >= wish.n_most or bool(guesses and self._backend.vocab.is_end(guesses[-1]))
@@ -189,7 +203,7 @@ class ModelDrafter:
         is_last = n_kept + len(tokens) == len(text)
         return Row(wish.slot, n_kept, tokens, sampler if is_last else None)
 
-    def _forget_all(self) -> None:
-        for slot, held in enumerate(self._held):
+    def _forget(self, slots: Iterable[int]) -> None:
+        for slot in slots:
             self._backend.memory.remove(slot, 0)
-            held.clear()
+            self._held[slot].clear()

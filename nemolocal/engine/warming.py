@@ -62,7 +62,7 @@ class Warming:
         use. `then` is called from another thread."""
         if adapters != self._adapters or len(tokens) < N_WORTH_THAWING:
             return False
-        n_known = self._cache.n_known(list(tokens), adapters)
+        n_known = self._cache.n_at_hand(list(tokens), adapters)
         if len(tokens) - n_known < N_WORTH_THAWING:
             return False
         self._reader.submit(self._read, tokens, n_known).add_done_callback(then)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from nemolocal.engine.backend import Batch, CacheFullError, Row, Sampled
+from nemolocal.engine.backend import Adapters, Batch, CacheFullError, Row, Sampled
 from nemolocal.errors import EngineError
 from nemolocal.types import Candidate, Prompt, SamplingParams, Segment, TokenLogprob
 
@@ -20,6 +21,12 @@ def next_token(tokens: Sequence[int]) -> int:
     for token in tokens:
         value = (value * 31 + token + 1) % 1_000_003
     return END if value % 41 == 0 else 1 + value % (N_VOCAB - 1)
+
+
+def repeating(tokens: Sequence[int]) -> int:
+    """A fake model that mostly says what it said seven tokens before, so that guesses are often right."""
+    token = next_token(tokens)
+    return tokens[-7] if token % 6 and len(tokens) >= 7 and 0 < tokens[-7] < CONTROL else token
 
 
 def answer(prompt: Sequence[int], n_max: int) -> list[int]:
@@ -64,6 +71,13 @@ class FakeVocab:
         return token == CONTROL
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Cell:
+    """A cell of the cache, computed with these adapters."""
+
+    adapters: Adapters = ()
+
+
 class FakeMemory:
     """Keeps for each slot the tokens whose keys and values it holds, and those that its recurrent state has
     read: where it cannot roll back, the two may part until a state is put back."""
@@ -73,7 +87,7 @@ class FakeMemory:
         self.n_cells = n_ctx if is_shared else n_ctx * n_slots
         self.held: list[list[int]] = [[] for _ in range(n_slots)]
         self.state: list[list[int]] = [[] for _ in range(n_slots)]
-        self.cells: list[list[object]] = [[] for _ in range(n_slots)]  # one object for each distinct cell
+        self.cells: list[list[Cell]] = [[] for _ in range(n_slots)]  # one object for each distinct cell
         self.n_saved = 0
         self.refuses_states = False
 
@@ -82,12 +96,12 @@ class FakeMemory:
         """Distinct cells that hold something."""
         return len({cell for cells in self.cells for cell in cells})
 
-    def write(self, row: Row) -> None:
+    def write(self, row: Row, adapters: Adapters = ()) -> None:
         assert row.start == len(self.held[row.slot]), "a position was skipped or written twice"
         assert self.state[row.slot] == self.held[row.slot], "a state that has read something else"
         self.held[row.slot] += row.tokens
         self.state[row.slot] = list(self.held[row.slot])
-        self.cells[row.slot] += [object() for _ in row.tokens]
+        self.cells[row.slot] += [Cell(adapters) for _ in row.tokens]
 
     def remove(self, slot: int, start: int) -> bool:
         if not self.can_rollback and 0 < start < len(self.state[slot]):
@@ -103,7 +117,7 @@ class FakeMemory:
         self.held[target] = self.held[source][:end]
         self.state[target] = list(self.held[target] if self.can_rollback else self.state[source])
         cells = self.cells[source][:end]
-        self.cells[target] = cells if self.is_shared else [object() for _ in cells]
+        self.cells[target] = cells if self.is_shared else [Cell(cell.adapters) for cell in cells]
 
     def shift(self, slot: int, start: int, n: int) -> None:
         assert self.can_shift
@@ -117,26 +131,30 @@ class FakeMemory:
     def save(self, slot: int, *, is_partial: bool) -> memoryview:
         self.n_saved += 1
         assert self.state[slot] == self.held[slot]
-        return memoryview(bytearray(json.dumps([is_partial, self.state[slot]]).encode()))
+        adapters = [cell.adapters for cell in self.cells[slot]]
+        return memoryview(bytearray(json.dumps([is_partial, self.state[slot], adapters]).encode()))
 
     def restore(self, slot: int, state: memoryview, *, is_partial: bool) -> bool:
-        was_partial, tokens = json.loads(bytes(state))
+        was_partial, tokens, adapters = json.loads(bytes(state))
         assert was_partial == is_partial
+        cells = [Cell(tuple(each)) for each in adapters]
         if self.refuses_states:
             self.remove(slot, 0)
             return False
         if is_partial:
             assert self.held[slot][: len(tokens)] == tokens, "the rest of the state is not there"
+            kept = self.cells[slot][: len(tokens)]
+            assert [cell.adapters for cell in kept] == [cell.adapters for cell in cells]
         else:
             assert not self.held[slot]
             self.held[slot] = list(tokens)
-            self.cells[slot] = [object() for _ in tokens]
+            self.cells[slot] = cells
         self.state[slot] = tokens
         return True
 
 
 class FakeBackend:
-    """Computes `next_token` of what the memory holds, and checks every call against it."""
+    """Computes `says` of what the memory holds, and checks every call against it."""
 
     def __init__(
         self,
@@ -148,7 +166,9 @@ class FakeBackend:
         is_shared: bool = True,
         n_drafted: int = 16,
         is_async: bool = False,
+        says: Callable[[Sequence[int]], int] = next_token,
     ) -> None:
+        self._says = says
         self.n_ctx, self.n_slots, self.n_batch, self.is_async = n_ctx, n_slots, n_batch, is_async
         self.n_outputs = n_slots + n_drafted
         self.vocab = FakeVocab()
@@ -178,7 +198,7 @@ class FakeBackend:
         if self.memory.is_shared:
             assert self.memory.n_taken + batch.n_tokens <= self.n_ctx, "more cells than there are"
         for row in batch.rows:
-            self.memory.write(row)
+            self.memory.write(row, batch.adapters)
             assert len(self.memory.held[row.slot]) <= self.n_ctx, "beyond the context"
         self.batches.append(batch)
         self._launched = batch
@@ -191,9 +211,11 @@ class FakeBackend:
     def _sample(self, row: Row, batch: Batch) -> Sampled:
         sampled = Sampled([])
         text = self.memory.held[row.slot]
+        cells = self.memory.cells[row.slot]
+        assert {cell.adapters for cell in cells} == {batch.adapters}, "read with other adapters"
         n_sure = len(text) - row.n_drafted
         for index in range(row.n_drafted + 1):
-            token = next_token([*text[: n_sure + index], *map(int, batch.adapters)])
+            token = self._says([*text[: n_sure + index], *map(int, batch.adapters)])
             sampled.tokens.append(token)
             if isinstance(row.sampler, FakeSampler) and row.sampler.n_logprobs is not None:
                 sampled.logprobs.append(TokenLogprob(Candidate(token, self.vocab.piece(token), -1.0)))

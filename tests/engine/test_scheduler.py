@@ -202,6 +202,24 @@ def test_state_that_cannot_roll_back_serves_only_what_goes_on_from_its_end() -> 
     assert text_of(events, 3) == expected([*held, 1, 2], 3)
 
 
+@pytest.mark.parametrize("can_rollback", [True, False])
+def test_state_from_disk_is_not_put_in_the_place_of_a_longer_one(can_rollback: bool) -> None:
+    backend = FakeBackend(can_rollback=can_rollback)
+    scheduler = Scheduler(backend)
+    scheduler.add(1, list(range(1, 31)), params(1))
+    run(scheduler)
+    index = scheduler.cache.unsaved(1, ())
+    assert index is not None
+    warm = scheduler.cache.freeze(index)
+    scheduler.add(2, list(range(1, 61)), params(1))
+    run(scheduler)
+    scheduler.add(3, list(range(1, 91)), params(1), warm=warm)
+    assert ends_of(run(scheduler), 3)[0].usage.cached_tokens == 60
+    scheduler.cache.forget_idle()
+    scheduler.add(4, list(range(1, 91)), params(1), warm=warm)
+    assert ends_of(run(scheduler), 4)[0].usage.cached_tokens == 30
+
+
 def test_stop_string_ends_and_is_not_shown() -> None:
     backend = FakeBackend()
     prompt = next([n] for n in range(1, 999) if len(answer([n], 6)) == 6)
@@ -270,6 +288,25 @@ def test_prompts_that_wait_for_each_others_cells_do_not_wait_for_ever() -> None:
     events += run(scheduler, most=100)
     assert text_of(events, 2) == expected(whole, 1)
     assert text_of(events, 3) == expected(third, 1)
+
+
+def test_full_context_whose_end_another_shares_is_gone_past() -> None:
+    """What would have to move is in use elsewhere, so that it is read anew."""
+    scheduler = Scheduler(FakeBackend(n_ctx=40, n_slots=2))
+    start = next(n for n in range(1, 999) if len(answer([n], 39)) == 39)
+    text = [start, *answer([start], 39)]
+    scheduler.add(1, [start], params(60, shift_context=True))
+    events = [event for _ in range(34) for event in scheduler.step(Budget(PLENTY, PLENTY))]
+    other = [*text[:34], 5]
+    scheduler.add(2, other, params(1))
+    while len(events) < 39:
+        events += scheduler.step(Budget(0, 0))
+    assert scheduler.n_running == 2
+    events += run(scheduler)
+    assert text_of(events, 2) == expected(other, 1)
+    assert ends_of(events, 2)[0].usage.cached_tokens == 34
+    rest = [start, *text[1 + 19 :]]  # the older half of what follows the prompt is gone
+    assert text_of(events, 1) == expected([start], 39) + expected(rest, 60 - 39)
 
 
 def test_failed_model_ends_every_request() -> None:
