@@ -150,7 +150,8 @@ def _plan(side: Result) -> str:
     plan = side["plan"]
     split = "" if plan["split_mode"] == "none" else f", split by {plan['split_mode']}"
     on = f"{sum(device['n_layers'] for device in plan['devices'])} layers on GPUs"
-    return f"{plan['context']:,} tokens, {plan['slots']} slots, {plan['kv_type']} cache, {on}{split}"
+    cache = f"{plan['kv_layout']} {plan['kv_type']} cache"
+    return f"{plan['context']:,} tokens, {plan['slots']} slots, {cache}, {on}{split}"
 
 
 def _folder(config: Config, model: str, hardware: Result) -> Path:

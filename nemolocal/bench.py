@@ -59,10 +59,10 @@ class Load:
     def n_per_stream(self) -> int:
         return self.n_prompt + self.n_new
 
-    @property
-    def n_ctx(self) -> int:
-        """A context that holds the most streams."""
-        return max(self.streams) * (-(-self.n_per_stream // N_CTX_STEP) * N_CTX_STEP)
+    def n_ctx(self, *, is_shared: bool) -> int:
+        """A context that holds the most streams where they share it, else one that holds each."""
+        n_each = -(-self.n_per_stream // N_CTX_STEP) * N_CTX_STEP
+        return max(self.streams) * n_each if is_shared else n_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,17 +180,20 @@ def prepare(ref: str, config: Config, load: Load) -> Bench:
 def _with_room(config: Config, load: Load) -> Config:
     settings = config.settings
     n_slots = settings.slots or max(load.streams)
-    return replace(config, settings=replace(settings, slots=n_slots, ctx=settings.ctx or load.n_ctx))
+    n_ctx = settings.ctx or load.n_ctx(is_shared=settings.kv_layout != "split")
+    return replace(config, settings=replace(settings, slots=n_slots, ctx=n_ctx))
 
 
 def _left_out(load: Load, plan: sizing.Plan) -> Iterator[LeftOut]:
     """The streams that would wait for each other, or be set back, in place of running at once."""
     for n in load.streams:
+        n_tokens = n * load.n_per_stream if plan.load.kv_layout == "shared" else load.n_per_stream
         if n > plan.load.n_slots:
             yield LeftOut(n, f"{n} streams need {n} slots, and the settings ask for {plan.load.n_slots}.")
-        elif n * load.n_per_stream > plan.load.n_ctx:
-            needed = f"{n} streams need a context of {n * load.n_per_stream:,} tokens"
-            yield LeftOut(n, f"{needed}, and the settings ask for {plan.load.n_ctx:,}.")
+        elif n_tokens > plan.load.n_ctx:
+            who = "1 stream needs" if n == 1 else f"{n} streams need"
+            asked = f"and the settings ask for {plan.load.n_ctx:,}"
+            yield LeftOut(n, f"{who} a context of {n_tokens:,} tokens, {asked}.")
 
 
 async def run(bench: Bench, note: Note = lambda text: None) -> Report:

@@ -23,7 +23,8 @@ def run(streams: int, speed: float, *, n_new: int = 128) -> dict[str, Any]:
 
 def result(*runs: dict[str, Any], **changes: Any) -> dict[str, Any]:
     devices = [{"n_layers": 33}]
-    plan = {"context": 8192, "slots": 8, "kv_type": "f16", "split_mode": "none", "devices": devices}
+    plan = {"context": 8192, "slots": 8, "kv_type": "f16", "kv_layout": "shared", "split_mode": "none"}
+    plan["devices"] = devices
     about = {"model": "m:Q4_K_M", "plan": plan, "library": "llama-cpp-python 0.3.36", "nemolocal": "0.1.0"}
     return {"date": "2026-12-01", **about, "hardware": HARDWARE, "runs": list(runs), **changes}
 
@@ -105,7 +106,7 @@ def test_runs_beside_the_same_runs_of_before() -> None:
         ({"model": "m:Q8_0"}, "model: m:Q8_0"),
         ({"library": "llama-cpp-python 0.3.35"}, "library: llama-cpp-python 0.3.35"),
         ({"nemolocal": "0.0.9"}, "version of NemoLocal: 0.0.9"),
-        ({"plan": {**result()["plan"], "kv_type": "q8_0"}}, "plan: 8,192 tokens, 8 slots, q8_0 cache"),
+        ({"plan": {**result()["plan"], "kv_type": "q8_0"}}, "plan: 8,192 tokens, 8 slots, shared q8_0 cache"),
     ],
 )
 def test_what_is_not_alike_is_said(changes: dict[str, Any], what: str) -> None:

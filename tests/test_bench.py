@@ -113,6 +113,11 @@ def test_settings_count_and_streams_that_they_do_not_allow_are_left_out(tiny: Pa
     made = bench.prepare(str(tiny), config.load({"ctx": 1500}), load)
     assert [entry.streams for entry in made.left_out] == [8]
     assert "2,720 tokens" in made.left_out[0].why
+    made = bench.prepare(str(tiny), config.load({"kv_layout": "split"}), load)
+    assert (made.left_out, made.plan.load.kv_layout) == ((), "split")
+    assert 340 <= made.plan.load.n_ctx < 680  # each slot has so much
+    with pytest.raises(UsageError, match="1 stream needs a context of 340 tokens"):
+        bench.prepare(str(tiny), config.load({"kv_layout": "split", "ctx": 256}), load)
     with pytest.raises(UsageError, match=r"Nothing.*2 streams need 2 slots"):
         bench.prepare(str(tiny), config.load({"slots": 1}), replace(load, streams=(2, 3)))
 
@@ -121,6 +126,13 @@ def test_what_does_not_fit_is_said_with_a_way_out(tiny: Path, on: Any) -> None:
     on(machine(ram_gib=0.1))
     with pytest.raises(DoesNotFitError, match="--concurrency"):
         bench.prepare(str(tiny), config.load(), Load((32,), 512, 128))
+
+
+@pytest.mark.usefixtures("on")
+def test_model_that_writes_nothing_is_refused(tmp_path: Path) -> None:
+    path = synthetic.write_tiny(tmp_path / "embed.gguf", keys={"llama.pooling_type": 1})
+    with pytest.raises(UsageError, match="writes no answers"):
+        bench.prepare(str(path), config.load(), Load((1,), 8, 8))
 
 
 @pytest.mark.usefixtures("on")

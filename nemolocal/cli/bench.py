@@ -118,7 +118,8 @@ def _show(report: Report, comparison: Comparison | None) -> None:
     load, names = report.plan.load, [gpu.name for gpu in report.plan.placement.gpus]
     cpu = report.hardware.cpu
     print(f"{report.model} on {', '.join(names) or 'the CPU'} ({cpu.name}, {cpu.physical_cores} cores)")
-    print(f"Context {load.n_ctx:,} tokens, {load.n_slots} answers at a time, {load.kv_type} cache")
+    of = "shared by" if load.kv_layout == "shared" else "for each of"
+    print(f"Context {load.n_ctx:,} tokens {of} {load.n_slots} answers at a time, {load.kv_type} cache")
     print(f"NemoLocal {report.nemolocal}, {report.library}, {report.date}")
     _show_runs(report, comparison)
     rows = output.table("Memory", "Planned", "Taken", right=["Planned", "Taken"])
