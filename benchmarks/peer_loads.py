@@ -151,14 +151,14 @@ async def _read_events(blocks: AsyncIterator[bytes], answer: Answer) -> None:
 async def warm_up(target: Target, n_slots: int) -> None:
     """Measure words into tokens, and let every kernel of one stream and of many run once."""
     n_tokens = {}
-    for n_words in (64, 448):
+    for n_words in (32, 160):
         target.slope, target.overhead = 1.0, 0.0
         answer = await ask(target, target.prompt(n_words), 8)
         if answer.problem:
             raise RuntimeError(answer.problem)
         n_tokens[n_words] = answer.usage["prompt_tokens"]
-    target.slope = (n_tokens[448] - n_tokens[64]) / 384
-    target.overhead = n_tokens[64] - 64 * target.slope
+    target.slope = (n_tokens[160] - n_tokens[32]) / 128
+    target.overhead = n_tokens[32] - 32 * target.slope
     await asyncio.gather(*(ask(target, target.prompt(24), 16) for _ in range(n_slots)))
 
 
