@@ -271,6 +271,7 @@ def _header_facts(model: LocalModel) -> Facts:
         "id": model.id,
         "name": model.name,
         "architecture": info.architecture,
+        "purpose": model.purpose,
         "layers": len(info.shape.layers),
         "parameters": info.n_params,
         "context": info.n_ctx_train,
