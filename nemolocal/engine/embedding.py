@@ -11,6 +11,7 @@ import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Protocol
@@ -37,17 +38,22 @@ from nemolocal.types import Timings, Usage
 
 N_CHARS_INLINE = 20_000  # longer inputs are tokenized beside the running batches
 TOKENIZING_POLL_S = 0.002
+BEAT_S = 1.0
 
 
 class EmbeddingBackend(Protocol):
     """A loaded model that pools: inputs of up to `n_ctx` tokens, `n_slots` and `n_batch` tokens of them at
-    once. More than `n_packed` tokens at once gain nothing. Only an input above `n_batch` comes in parts."""
+    once. More than `n_packed` tokens at once gain nothing. Only an input above `n_batch` comes in parts.
+
+    `on_life` is called now and then while a batch takes long, from the thread that computes.
+    """
 
     n_ctx: int
     n_slots: int
     n_batch: int
     n_packed: int
     can_rank: bool
+    on_life: Callable[[], None]
 
     def tokenize(self, text: str | tuple[int, ...]) -> list[int]:
         """The tokens of an input with the special ones that the model wants around it; may be called from
@@ -106,6 +112,8 @@ class EmbeddingWorker:
     ) -> None:
         self._connection = connection
         self._backend = backend
+        self._backend.on_life = self._show_life
+        self._beaten = now()
         self._n_queue = n_queue
         self._now = now
         self._packer = Packer(
@@ -133,6 +141,8 @@ class EmbeddingWorker:
                 self._obey(command)
                 continue  # take in all commands that wait before the next batch
             self._take_tokenized()
+            if self._n_tokenizing:
+                self._show_life()
             if self._packer.has_work:
                 try:
                     self._step()
@@ -244,6 +254,13 @@ class EmbeddingWorker:
             scores = tuple(float(struct.unpack("<f", result)[0]) for result in results)
             return Ranked(job.id, scores, usage, timings)
         return Embedded(job.id, results, usage, timings)
+
+    def _show_life(self) -> None:
+        """Something takes long, but goes on."""
+        if self._now() - self._beaten >= BEAT_S:
+            self._beaten = self._now()
+            with suppress(OSError):  # a parent that is gone is met by the next event or command
+                self._connection.send([Beat()])
 
     def _send(self, events: list[Event]) -> None:
         if events:

@@ -6,11 +6,12 @@ import multiprocessing
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 
 import pytest
 
+from nemolocal.engine import embedding
 from nemolocal.engine.backend import Row
 from nemolocal.engine.embedding import N_CHARS_INLINE, EmbeddingWorker
 from nemolocal.engine.messages import (
@@ -42,6 +43,8 @@ class FakeEmbedder:
         self.gate.set()
         self.delay_s = 0.0
         self.failure: EngineError | None = None
+        self.on_life: Callable[[], None] = lambda: None
+        self.n_lives = 0
         self._read: list[int] = []
 
     def tokenize(self, text: str | tuple[int, ...]) -> list[int]:
@@ -59,6 +62,8 @@ class FakeEmbedder:
         assert self.gate.wait(10)
         if self.failure:
             raise self.failure
+        for _ in range(self.n_lives):
+            self.on_life()
         self.batches.append(rows)
         assert all(row.start == 0 for row in rows) or len(rows) == 1
         results = []
@@ -181,6 +186,22 @@ def test_one_bad_input_refuses_the_request_and_says_which(
     if kind == "context_length":
         assert (event.n_prompt, event.n_ctx) == (65, 64)
     assert running.backend.batches == []
+
+
+def test_a_batch_that_takes_long_shows_signs_of_life_but_not_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(embedding, "BEAT_S", 0.0)
+    running = Running(FakeEmbedder())
+    running.backend.n_lives = 3
+    running.embed(1, "a")
+    assert [running.pipe.recv() for _ in range(3)] == [[Beat()]] * 3
+    assert isinstance(last(running.until(1), 1), Embedded)
+    monkeypatch.setattr(embedding, "BEAT_S", 1000.0)
+    running.embed(2, "a")
+    assert isinstance(running.pipe.recv()[0], Embedded)
+    running.pipe.send(Shutdown())
+    running.thread.join(10)
 
 
 def test_no_inputs_are_no_vectors(running: Running) -> None:

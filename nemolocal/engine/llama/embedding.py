@@ -52,6 +52,14 @@ class LlamaEmbedder:
         layout = library.llama_model_chat_template(self._model, b"rerank") or b""
         self._inputs = Inputs(library, self._vocab, layout=layout.decode("utf-8", "replace"))
         self._rows = _Rows(library, self.n_batch)
+        self.on_life: Callable[[], None] = lambda: None
+
+        def go_on(_: Any) -> bool:
+            self.on_life()
+            return False
+
+        self._go_on = library.ggml_abort_callback(go_on)
+        self._never = library.ggml_abort_callback(0)
         self._warm_up()
 
     # EmbeddingBackend ----------------------------------------------------------------------------
@@ -66,6 +74,9 @@ class LlamaEmbedder:
         library = self._library
         if self._memory and rows[0].start == 0:
             library.llama_memory_clear(self._memory, False)
+        # Asked after each operation of a CPU; only for long batches, as it takes the interpreter's lock.
+        is_long = sum(len(row.tokens) for row in rows) > self.n_packed
+        library.llama_set_abort_callback(self._context, self._go_on if is_long else self._never, None)
         read = library.llama_encode if self._is_encoder else library.llama_decode
         result = read(self._context, self._rows.fill(rows))
         if result != 0:
