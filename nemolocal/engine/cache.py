@@ -55,6 +55,11 @@ class SlotCache:
         return self._memory.n_cells - (self._cells.n_taken if self._cells else 0)
 
     @property
+    def n_taken(self) -> int:
+        """Cells that hold something, each counted once."""
+        return self._cells.n_taken if self._cells else sum(len(slot.tokens) for slot in self._slots)
+
+    @property
     def n_busy(self) -> int:
         """Shared cells that running sequences hold, each counted once."""
         used = [slot.index for slot in self._slots if slot.is_used]

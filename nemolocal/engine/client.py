@@ -33,6 +33,7 @@ from nemolocal.engine.messages import (
     LoadProgress,
     LoadSpec,
     ModelInfo,
+    Occupancy,
     Rank,
     Ranked,
     Ready,
@@ -66,12 +67,13 @@ STARTED_ANEW = "It is started again with the next request."
 
 class EngineClient:
     """One running engine. `start` makes it; `is_alive` says whether requests can still be served, `death`
-    how it ended where it ended by itself."""
+    how it ended where it ended by itself. `occupancy` is how full it is, as last told."""
 
     def __init__(self, spec: LoadSpec, log_path: Path, *, watchdog_s: float = 0.0) -> None:
         self.spec = spec
         self.death: EngineDiedError | None = None
         self.info: ModelInfo
+        self.occupancy = Occupancy()
         self._log_path = log_path
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
@@ -264,6 +266,8 @@ class EngineClient:
             elif isinstance(event, LoadFailed):
                 if not self._ready.done():
                     self._ready.set_exception(self._load_failure(event))
+            elif isinstance(event, Occupancy):
+                self.occupancy = event
             elif not isinstance(event, Beat):
                 if isinstance(event, Failed) and event.is_dead:
                     self._last_failure = event.message

@@ -54,6 +54,11 @@ class Intake:
         """Requests that are still being prepared."""
         return len(self._pending)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` has something to give."""
+        return not (self._done.empty() and self._tokenized.empty())
+
     def begin(self, command: Submit) -> None:
         """Take in a request; it comes out of `take` when it is prepared."""
         self._pending.add(command.id)

@@ -229,8 +229,21 @@ class Beat:
     """A step was made and had nothing else to tell: the sign of life while a long prompt is read."""
 
 
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """How full the engine is: requests that have a slot, requests that wait for one, and the cells of the KV
+    cache, of which `n_taken_cells` hold what is being read and written or what is remembered. Told when it
+    changed, once a second at most and whenever nothing is left to do."""
+
+    n_running: int = 0
+    n_waiting: int = 0
+    n_cells: int = 0
+    n_taken_cells: int = 0
+
+
 Event = (
     Beat
+    | Occupancy
     | LoadProgress
     | Ready
     | LoadFailed

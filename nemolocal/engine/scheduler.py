@@ -86,6 +86,15 @@ class Scheduler:
         return self._cache.n_free
 
     @property
+    def n_cells(self) -> int:
+        return self._backend.memory.n_cells
+
+    @property
+    def n_taken_cells(self) -> int:
+        """Cells of the KV cache that hold something, be it a memory."""
+        return self._cache.n_taken
+
+    @property
     def n_prefilled(self) -> int:
         """Prompt tokens that the last step computed."""
         return self._launched.n_prefill

@@ -27,6 +27,7 @@ from nemolocal.engine.messages import (
     LoadFailed,
     LoadProgress,
     LoadSpec,
+    Occupancy,
     Ready,
     Rejected,
     Shutdown,
@@ -42,6 +43,7 @@ from nemolocal.types import Timings
 
 PREPARING_POLL_S = 0.002
 BEAT_S = 1.0
+OCCUPANCY_EVERY_S = 1.0
 PROGRESS_EVERY_S = 0.1
 
 
@@ -122,6 +124,8 @@ class Worker:
         self._clocks: dict[int, _Clock] = {}
         self._unsent: list[Event] = []
         self._beaten = 0.0
+        self._occupancy = Occupancy()
+        self._occupancy_told = 0.0
 
     def run(self) -> None:
         """Until Shutdown, or until the model fails: a context that failed cannot be trusted again.
@@ -140,6 +144,7 @@ class Worker:
         while True:
             if not self._scheduler.has_work():
                 self._flush()
+            self._tell_occupancy()
             patience_s = self._patience_s()
             if self._connection.poll(patience_s):
                 command: Command = self._connection.recv()
@@ -164,7 +169,7 @@ class Worker:
 
     def _patience_s(self) -> float | None:
         """How long to wait for a command: not at all while there is work, for ever when idle."""
-        if self._scheduler.has_work():
+        if self._scheduler.has_work() or self._intake.has_news:
             return 0.0
         if self._intake.n_pending:
             return PREPARING_POLL_S
@@ -237,6 +242,16 @@ class Worker:
         if self._intake.n_pending and self._now() - self._beaten >= BEAT_S:
             self._beaten = self._now()
             self._send([Beat()])
+
+    def _tell_occupancy(self) -> None:
+        scheduler, n_waiting = self._scheduler, self._scheduler.n_waiting + self._intake.n_pending
+        is_idle = not (scheduler.has_work() or n_waiting)
+        if not is_idle and self._now() - self._occupancy_told < OCCUPANCY_EVERY_S:
+            return
+        now = Occupancy(scheduler.n_running, n_waiting, scheduler.n_cells, scheduler.n_taken_cells)
+        if now != self._occupancy:
+            self._occupancy, self._occupancy_told = now, self._now()
+            self._send([now])
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []

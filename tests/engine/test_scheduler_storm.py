@@ -232,6 +232,7 @@ class Storm:
             assert slot is not None
             assert memory.held[slot] == sequence.tokens[: sequence.n_computed]
             assert sequence.n_computed < len(sequence.tokens) < N_CTX + 1
+        assert scheduler.n_taken_cells == memory.n_taken
         if memory.is_shared:
             assert scheduler.n_free_cells == memory.n_cells - memory.n_taken
             held = {cell for slot in used if slot is not None for cell in memory.cells[slot]}

@@ -10,15 +10,18 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+from nemolocal.engine import worker
 from nemolocal.engine.intake import N_CHARS_INLINE
 from nemolocal.engine.messages import (
     Accepted,
+    Beat,
     Cancel,
     Chunk,
     Event,
     Failed,
     Finished,
     LoadSpec,
+    Occupancy,
     Rejected,
     Shutdown,
     Submit,
@@ -37,6 +40,7 @@ class Running:
         self.backend = backend
         self.pipe, theirs = multiprocessing.Pipe()
         self.worker = Worker(theirs, backend, LoadSpec("", backend.n_ctx, backend.n_slots, n_queue=n_queue))
+        self.told: list[Occupancy] = []
         self.thread = threading.Thread(target=self._run, args=(theirs,), daemon=True)
         self.thread.start()
 
@@ -49,13 +53,14 @@ class Running:
             theirs.close()
 
     def until(self, *ids: int) -> list[Event]:
-        """All events until each of these requests has had its last one."""
+        """All events of requests until each of these has had its last one."""
         seen: list[Event] = []
         awaited = set(ids)
         while awaited:
             assert self.pipe.poll(10), f"nothing more after {seen[-3:]}"
             events = self.pipe.recv()
-            seen += events
+            self.told += [event for event in events if isinstance(event, Occupancy)]
+            seen += [event for event in events if not isinstance(event, Beat | Occupancy)]
             awaited -= {event.id for event in events if isinstance(event, Finished | Failed | Rejected)}
         return seen
 
@@ -139,6 +144,32 @@ def test_broken_model_answers_everyone_and_ends(running: Running) -> None:
     assert isinstance(seen[-1], Failed)
     running.thread.join(5)
     assert not running.thread.is_alive()
+
+
+def test_how_full_it_is(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told at once when nothing is left to do, and while there is work when the time has come."""
+
+    def until(*, n_running: int, n_waiting: int) -> Occupancy:
+        while (running.told[-1].n_running, running.told[-1].n_waiting) != (n_running, n_waiting):
+            assert running.pipe.poll(10), running.told
+            running.told += [event for event in running.pipe.recv() if isinstance(event, Occupancy)]
+        return running.told[-1]
+
+    monkeypatch.setattr(worker, "OCCUPANCY_EVERY_S", 0.0)
+    running.told += [event for event in running.pipe.recv() if isinstance(event, Occupancy)]
+    assert running.told == [Occupancy(0, 0, 300, 0)]
+    gate, collect = threading.Event(), running.backend.collect
+    monkeypatch.setattr(running.backend, "collect", lambda: gate.wait(10) and collect())
+    for id in (1, 2, 3):
+        running.pipe.send(submit(id, [LONG], 200))
+    gate.set()
+    assert until(n_running=2, n_waiting=1).n_taken_cells > 0
+    for id in (1, 2, 3):
+        running.pipe.send(Cancel(id))
+    assert until(n_running=0, n_waiting=0).n_taken_cells == running.backend.memory.n_taken
+    running.pipe.send(Submit(5, (7, 8), GenerationParams(max_tokens=1, reuse_cache=False)))
+    running.until(5)
+    assert until(n_running=0, n_waiting=0).n_taken_cells == 2
 
 
 def test_shutdown(running: Running) -> None:
