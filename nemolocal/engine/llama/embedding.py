@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from nemolocal.engine.backend import Row
 from nemolocal.engine.llama.backend import KV_TYPES
@@ -150,24 +149,23 @@ class LlamaEmbedder:
 
     def _pooled(self, slot: int) -> bytes:
         pointer = self._library.llama_get_embeddings_seq(self._context, slot)
-        values = np.ctypeslib.as_array(pointer, (self._n_values,)).astype(np.float64)
-        if not np.isfinite(values).all():
+        values = [float(value) for value in pointer[: self._n_values]]
+        if not all(map(math.isfinite, values)):
             return b""
-        found = self._score(values) if self.can_rank else _normalised(values)
-        return found.astype("<f4").tobytes()
+        found = [self._score(values)] if self.can_rank else _normalised(values)
+        return struct.pack(f"<{len(found)}f", *found)
 
-    def _score(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _score(self, values: list[float]) -> float:
         """The first class is that of what fits; most rerankers give its logit."""
-        first = values[:1]
         if self._architecture in RANKS_IN_PROBABILITIES and self._n_values > 1:
-            return first
-        return 0.5 * (1.0 + np.tanh(0.5 * first))  # the sigmoid, without its overflow
+            return values[0]
+        return 0.5 * (1.0 + math.tanh(0.5 * values[0]))  # the sigmoid, without its overflow
 
 
-def _normalised(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _normalised(values: list[float]) -> list[float]:
     """Of length 1 by the L2 norm; a vector of zeros stays one."""
-    length = float(np.sqrt(values @ values))
-    return values / length if length else values
+    length = math.sqrt(math.fsum(value * value for value in values))
+    return [value / length for value in values] if length else values
 
 
 class _Rows:

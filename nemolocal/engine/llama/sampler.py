@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from nemolocal.engine import sampling
 from nemolocal.engine.backend import Sampled
 from nemolocal.engine.llama.vocab import LlamaVocab
 from nemolocal.errors import InvalidRequestError
 from nemolocal.types import Candidate, SamplingParams, TokenLogprob
+
+if TYPE_CHECKING:
+    import numpy as np
 
 N_DRY_KEPT = 4  # preparing DRY's breakers goes through the whole vocabulary
 
@@ -118,6 +119,8 @@ class Samplers:
 
     def _logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
         """The model's own probabilities at an output, before any step of the chain."""
+        import numpy as np  # after llama.cpp: libraries that come with numpy, loaded first, can crash it
+
         pointer = self._library.llama_get_logits_ith(self._context, output)
         logits = np.ctypeslib.as_array(pointer, (self._vocab.n_tokens,)).astype(np.float64)
         logits -= logits.max()
