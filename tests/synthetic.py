@@ -81,13 +81,15 @@ def write(
     keys: Mapping[str, Any] | None = None,
     overrides: Mapping[str, Any] | None = None,
     n_tensors_per_part: int = 0,
+    is_attentive: bool = False,
     seed: int = 0,
 ) -> Path:
     """Write a GGUF of these dimensions and return the path that the engine is given.
 
     `type_name` is the type of the matrices. `has_vocab` False leaves out the tokens, which a header with a
     real vocabulary's size is spared. `keys` are added as they are, `overrides` take the place of what was
-    there. `n_tensors_per_part` splits the model into files named after `path`.
+    there. `n_tensors_per_part` splits the model into files named after `path`. With `is_attentive` random
+    weights are such that every token of the text weighs in what comes next, as in a trained model.
     """
     d = dimensions
     writer = gguf.GGUFWriter(
@@ -114,6 +116,8 @@ def write(
             writer.add_tensor_info(name, dims[::-1], np.dtype(np.float32), n_bytes, raw_dtype=kind)
         else:
             values = random_values(rng, name, dims)
+            if is_attentive:
+                values = _attentive(values, rng, name)
             writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
     return save(writer, path, weights=weights)
 
@@ -258,6 +262,16 @@ def random_values(rng: np.random.Generator, name: str, dims: tuple[int, ...]) ->
         return np.zeros(shape, np.float32)
     scale = 1.0 if name == "token_embd.weight" else dims[0] ** -0.5
     return rng.normal(0.0, scale, shape).astype(np.float32)
+
+
+def _attentive(values: np.ndarray, rng: np.random.Generator, name: str) -> np.ndarray:
+    """Attention that picks some tokens rather than taking the mean of all, recurrent state that lasts for a
+    hundred tokens rather than for two, experts that are clearly chosen, and less of a token itself."""
+    if name.endswith("ssm_dt.bias"):
+        return rng.uniform(-5.0, -1.0, values.shape).astype(np.float32)
+    gains = {"token_embd.": 0.3, "attn_q.": 3.0, "attn_q_norm.": 3.0, "ffn_gate_inp.": 10.0}
+    gain = next((gain for part, gain in gains.items() if f"{part}weight" in name), 1.0)
+    return values * np.float32(gain)
 
 
 Tensors = Iterator[tuple[str, tuple[int, ...]]]

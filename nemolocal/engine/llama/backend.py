@@ -71,6 +71,7 @@ class LlamaBackend:
                     self._device.switch(self._context, row.slot, is_on=not row.sampler.needs_all)
         self._wanted = self._rows.fill(batch)
         result = self._library.llama_decode(self._context, self._rows.batch)
+        self.memory.settle()
         if result == 1:
             raise CacheFullError
         if result != 0:

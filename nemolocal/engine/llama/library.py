@@ -13,7 +13,9 @@ from nemolocal.engine.messages import LoadSpec
 from nemolocal.errors import EngineError
 
 BUFFER_LINE = re.compile(r"(\S+)\s+(model|KV|RS|output|compute)\s+buffer size\s+=\s+([\d.]+) MiB")
-LEVEL_ERROR = 3  # GGML_LOG_LEVEL_ERROR
+LEVEL_ERROR = 4  # GGML_LOG_LEVEL_ERROR
+# What llama.cpp says after it has told the reason.
+CONSEQUENCE = re.compile(r"failed to (load model|initialize batch|decode)\b")
 SPLIT_MODES = {"none": 0, "layer": 1, "tensor": 3}
 
 
@@ -74,8 +76,8 @@ class Log:
             if found:
                 device, what, mib = found.groups()
                 self.buffers.append((device, what, int(float(mib) * 1024 * 1024)))
-            elif level == LEVEL_ERROR and line:
-                self._trouble.append(line)
+            elif level == LEVEL_ERROR and line and not CONSEQUENCE.search(line):
+                self._trouble.append(line.splitlines()[0])
 
         self._callback = library.llama_log_callback(listen)
         library.llama_log_set(self._callback, None)
