@@ -122,6 +122,23 @@ def write(
     return save(writer, path, weights=weights)
 
 
+def write_lora(path: Path, dimensions: Dimensions, *, n_rank: int = 4, seed: int = 0) -> Path:
+    """Write a LoRA adapter for a model of these dimensions. At a scale of 1 it changes the answers as much as
+    other weights would."""
+    writer = gguf.GGUFWriter(path, dimensions.architecture)
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", float(n_rank))
+    rng = np.random.default_rng(seed)
+    for name, dims in tensors(dimensions):
+        if re.search(r"(attn_[qkv]|attn_output|ffn_(up|down)|ssm_(in|out))\.weight$", name):
+            n_in, n_out = dims
+            for side, shape in (("a", (n_rank, n_in)), ("b", (n_out, n_rank))):
+                values = rng.normal(0.0, shape[1] ** -0.5, shape).astype(np.float32)
+                writer.add_tensor(f"{name}.lora_{side}", values)
+    return save(writer, path, weights="random")
+
+
 def _tensor_type(name: str, dims: tuple[int, ...], wanted: Type) -> Type:
     """As llama.cpp's quantizer does it: matrices only, and those whose rows are whole blocks."""
     is_matrix = len(dims) > 1 and name.endswith(".weight") and not re.search(r"ssm_(conv1d|norm)", name)

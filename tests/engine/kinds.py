@@ -39,14 +39,31 @@ class Kind:
 
 
 def open_kind(
-    folder: Path, name: str, log: Log, *, kv_type: Literal["f16", "q8_0"] = "f16", **changes: Any
+    folder: Path,
+    name: str,
+    log: Log,
+    *,
+    kv_type: Literal["f16", "q8_0"] = "f16",
+    n_adapters: int = 0,
+    **changes: Any,
 ) -> Kind:
+    """Write a model and open its referee; `changes` are to its dimensions."""
     dimensions = replace(synthetic.TINY[name], **changes)
     window = {"gemma3.attention.sliding_window": N_WINDOW} if name == "gemma3" else {}
     path = synthetic.write(folder / f"{name}.gguf", dimensions, is_attentive=True, overrides=window)
     has_ties = kv_type != "f16" or "moe" in name
-    spec = LoadSpec(str(path), 2 * N_CTX, 4, n_batch=256, n_ubatch=64, n_threads=1, kv_type=kv_type)
-    return Kind(path, Referee(path, kv_type=kv_type, has_ties=has_ties), spec, log)
+    lora = [synthetic.write_lora(folder / f"{n}.gguf", dimensions, seed=n) for n in range(n_adapters)]
+    spec = LoadSpec(
+        str(path),
+        n_ctx=2 * N_CTX,
+        n_slots=4,
+        n_batch=256,
+        n_ubatch=64,
+        n_threads=1,
+        kv_type=kv_type,
+        adapters=tuple((str(adapter), 1.0) for adapter in lora),
+    )
+    return Kind(path, Referee(path, kv_type=kv_type, has_ties=has_ties, adapters=lora), spec, log)
 
 
 @contextmanager
