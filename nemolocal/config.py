@@ -69,7 +69,7 @@ class Settings:
     kv_layout: str = _setting(
         "auto", "whether slots share the context or have one each", choices=("auto", "shared", "split")
     )
-    ubatch: int = _setting(0, "prompt tokens computed at a time; 0 lets the plan choose", least=0, most=2048)
+    ubatch: int = _setting(0, "prompt tokens computed at a time; 0 lets the plan choose", least=0, most=4096)
     gpu: tuple[str, ...] = _setting((), "GPUs to use, by UUID or index; empty means all")
     split: str = _setting("auto", "how layers are split over GPUs", choices=("auto", "layer", "tensor"))
     gpu_layers: int = _setting(-1, "layers on the GPUs; -1 lets the plan choose", least=-1)

@@ -73,8 +73,8 @@ def _adapter(text: str) -> tuple[str, float]:
 
 
 def _warm_key(plan: sizing.Plan, adapters: tuple[tuple[str, float], ...]) -> str:
-    """What shapes a saved state, but for the library, which the engine adds: with another of these it would be
-    nonsense."""
+    """What shapes a saved state, but for the library, which the engine adds: with another of these it would
+    be nonsense."""
     content = fingerprint.fingerprint(Path(plan.candidate.file))
     parts = [content, plan.load.kv_type, plan.load.kv_layout]
     for path, scale in adapters:

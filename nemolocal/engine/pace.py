@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from nemolocal.engine.batching import Budget
 
 FLOWING_S = 0.08  # a step while answers are being written: what a reader does not notice
-BURST_S = 0.2  # the same when it brings several waiting requests to their first token
+BURST_S = 0.3  # the same when it brings several waiting requests to their first token
 ALONE_S = 0.5  # a step while only prompts are read: how long a cancel or a new request may have to wait
 N_LEAST = 16  # below this a prompt would hardly advance
 N_PROBE = 128  # prompt tokens of a step before anything was measured

@@ -17,7 +17,7 @@ from nemolocal.engine.batching import Budget, Plan
 from nemolocal.engine.cache import SlotCache, WarmState, n_common
 from nemolocal.engine.messages import Chunk, Failed
 from nemolocal.engine.sequence import Sequence
-from nemolocal.engine.speculation import Drafter, Watch, Wish
+from nemolocal.engine.speculation import Drafter, Experience, Watch, Wish
 from nemolocal.engine.text import TextStream
 from nemolocal.errors import ContextLengthError
 from nemolocal.types import FinishReason, GenerationParams, Usage
@@ -57,6 +57,7 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in order of admission: the last is the youngest
         self._watches: dict[int, Watch] = {}
+        self._experience = Experience()
         self._launched = Plan()
         self._is_launched = False
         self._n_steps = 0
@@ -280,7 +281,7 @@ class Scheduler:
             n_most = min(n_spare // len(decoding), sequence.n_new_most - sequence.n_new - 1, room)
             if n_most <= 0 or not sequence.params.speculate:
                 continue
-            watch = self._watches.setdefault(sequence.id, Watch())
+            watch = self._watches.setdefault(sequence.id, Watch(self._experience))
             n = watch.n_worthwhile(n_most, len(decoding), self._step_cost)
             if n:
                 assert sequence.slot is not None

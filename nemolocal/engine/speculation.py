@@ -16,13 +16,16 @@ from nemolocal.engine.cache import n_common
 from nemolocal.errors import EngineError
 from nemolocal.types import SamplingParams
 
-N_GRAM = 3  # tokens that must have occurred before
-N_GRAM_LONG = 6  # looked up first: a longer match is more often right
+N_GRAMS = (8, 5)
+"""Tokens that must have occurred before, the longer run looked up first. Shorter ones recur in any text, and
+a wrong guess costs a step of another shape, which a GPU pays for twice."""
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-HOPE = 0.7  # share of right guesses that is assumed before any was made
+HOPE = 0.5  # share of right guesses that is assumed before any was made
 SMOOTHING = 0.15
-N_BETWEEN_TRIES = 48  # steps without guesses before some are tried again
-N_TRIED = 2
+EXPERIENCE = 0.05  # what one guess of any text changes in the hope for the next one
+N_BETWEEN_TRIES = 32  # steps without guesses before some are tried again; doubled each time they were wrong
+N_BETWEEN_TRIES_MOST = 1024
+N_TRIED = 4
 
 StepCost = Callable[[int], float]
 """Seconds of a step that computes this many rows; only ratios count."""
@@ -51,7 +54,16 @@ class Drafter(Protocol):
         """Free what it holds."""
 
 
-@dataclass(slots=True)
+class Experience:
+    """How often guesses were right of late, over all texts: what a new one may hope for."""
+
+    def __init__(self) -> None:
+        self.share = HOPE
+
+    def observe(self, is_right: bool) -> None:
+        self.share += EXPERIENCE * (float(is_right) - self.share)
+
+
 class Watch:
     """How often the guesses of one sequence were right, and so how many are worth computing.
 
@@ -59,13 +71,17 @@ class Watch:
     1 + d rows.
     """
 
-    share: float = HOPE
-    n_held_back: int = 0
+    def __init__(self, experience: Experience) -> None:
+        self._experience = experience
+        self.share = experience.share
+        self._n_held_back = 0
+        self._n_between = N_BETWEEN_TRIES
 
     def n_worthwhile(self, n_most: int, n_rows: int, cost: StepCost) -> int:
-        """How many guesses to compute, `n_most` at most, in a step that has `n_rows` rows without them."""
-        best, best_rate = 0, 1.0 / cost(n_rows)
-        expected, power, length = 1.0, 1.0, 0
+        """How many guesses to compute, `n_most` at most, in a step that has `n_rows` rows without them, one
+        of each running sequence."""
+        best, best_rate = 0, n_rows / cost(n_rows)
+        expected, power, length = float(n_rows), 1.0, 0
         for d in LENGTHS:
             if d > n_most:
                 break
@@ -77,9 +93,9 @@ class Watch:
             if rate > best_rate:
                 best, best_rate = d, rate
         if best == 0:
-            self.n_held_back += 1
-            if self.n_held_back >= N_BETWEEN_TRIES:
-                self.n_held_back = 0
+            self._n_held_back += 1
+            if self._n_held_back >= self._n_between:
+                self._n_held_back = 0
                 return min(n_most, N_TRIED)
         return best
 
@@ -87,6 +103,11 @@ class Watch:
         """Learn from one step: each right guess counts as one trial, and the first wrong one too."""
         for index in range(min(n_right + 1, n_guessed)):
             self.share += SMOOTHING * (float(index < n_right) - self.share)
+            self._experience.observe(index < n_right)
+        if n_right:
+            self._n_between = N_BETWEEN_TRIES
+        else:
+            self._n_between = min(2 * self._n_between, N_BETWEEN_TRIES_MOST)
 
 
 @dataclass(slots=True)
@@ -118,12 +139,12 @@ class NgramDrafter:
         if index.n_indexed > len(tokens):  # the context was shifted
             index = self._indexes[wish.id] = _Index()
         # The run that ends the text is looked up before it is entered: it is followed by nothing yet.
-        for end in range(max(index.n_indexed, N_GRAM), len(tokens)):
-            for n in (N_GRAM, N_GRAM_LONG):
+        for end in range(max(index.n_indexed, N_GRAMS[-1]), len(tokens)):
+            for n in N_GRAMS:
                 if end >= n:
                     index.places[tuple(tokens[end - n : end])] = end
         index.n_indexed = len(tokens)
-        for n in (N_GRAM_LONG, N_GRAM):
+        for n in N_GRAMS:
             at = index.places.get(tuple(tokens[-n:])) if len(tokens) >= n else None
             if at is not None:
                 return list(tokens[at : at + wish.n_most])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from nemolocal.errors import EngineError
 from nemolocal.types import SamplingParams
 
 N_SAMPLED_IN_TURN = 3  # up to here, handing rows to other threads costs more than it saves
+N_SAMPLED_AT_ONCE = 8  # rows whose candidates the device picked, for one thread: each takes microseconds
 N_SAMPLING_THREADS = 16
 KV_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}
 
@@ -83,11 +85,13 @@ class LlamaBackend:
         self._library.llama_synchronize(self._context)
         wanted = self._wanted
         n_costly = sum(sampler.needs_all or not self._device for sampler, _, _ in wanted)
-        if n_costly <= N_SAMPLED_IN_TURN:
-            return [self._samplers.sample(*each) for each in wanted]
+        n_at_once = 1 if n_costly > N_SAMPLED_IN_TURN else N_SAMPLED_AT_ONCE
+        if len(wanted) <= max(N_SAMPLED_IN_TURN, n_at_once):
+            return self._sample(wanted)
         # Reading one row settles the order of all, so that the threads below only read.
-        self._library.llama_get_logits_ith(self._context, wanted[0][1][0])
-        return list(self._pool.map(lambda each: self._samplers.sample(*each), wanted))
+        first = self._sample(wanted[:1])
+        parts = [wanted[at : at + n_at_once] for at in range(1, len(wanted), n_at_once)]
+        return [*first, *itertools.chain.from_iterable(self._pool.map(self._sample, parts))]
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -125,6 +129,9 @@ class LlamaBackend:
 
     # Inside --------------------------------------------------------------------------------------
 
+    def _sample(self, wanted: list[Wanted]) -> list[Sampled]:
+        return [self._samplers.sample(*each) for each in wanted]
+
     def _load_adapters(self, spec: LoadSpec) -> list[Any]:
         pointers = []
         for path, _ in spec.adapters:
@@ -155,7 +162,7 @@ class LlamaBackend:
         params.swa_full = False
         params.no_perf = True
         if self._device:
-            params.samplers, params.n_samplers = self._device.configs, spec.n_slots
+            params.samplers, params.n_samplers = self._device.configs, len(self._device.configs)
         context = library.llama_init_from_model(self._model, params)
         if not context:
             raise EngineError(

@@ -137,36 +137,46 @@ class Samplers:
 
 
 class DeviceSampling:
-    """Which slots have the device pick their candidates. Changing it for a slot makes llama.cpp plan its
-    buffers anew, some ten milliseconds, so a slot stays as it was last used."""
+    """Which slots have the device pick their candidates.
+
+    A change makes llama.cpp plan its buffers anew, some ten milliseconds, so a slot stays as it was used.
+    Each slot that has it costs every step a little, so only those that were ever used have it, in powers of
+    two lest each new one be a change.
+    """
 
     def __init__(self, library: Any, n_slots: int) -> None:
         self._library = library
-        self._chains = [self._chain() for _ in range(n_slots)]
-        self._is_on = [True] * n_slots
-        self.configs = (library.llama_sampler_seq_config * n_slots)(
-            *(
-                library.llama_sampler_seq_config(slot, ctypes.cast(chain, ctypes.c_void_p))
-                for slot, chain in enumerate(self._chains)
-            )
+        self._n_slots = n_slots
+        self._chains = {0: self._chain()}
+        self._retired: list[Any] = []
+        self._n_used = 1
+        self.configs = (library.llama_sampler_seq_config * 1)(
+            library.llama_sampler_seq_config(0, ctypes.cast(self._chains[0], ctypes.c_void_p))
         )
 
     def switch(self, context: Any, slot: int, *, is_on: bool) -> None:
-        if self._is_on[slot] == is_on:
+        if not is_on:
+            if slot in self._chains:
+                self._library.llama_set_sampler(context, slot, None)
+                self._retired.append(self._chains.pop(slot))  # the last graph may still know it
             return
-        self._is_on[slot] = is_on
-        old = self._chains[slot]
-        if is_on:
-            self._chains[slot] = self._chain()  # one that was attached before cannot be attached again
-            self._library.llama_set_sampler(context, slot, self._chains[slot])
-            self._library.llama_sampler_free(old)
+        if slot >= self._n_used:
+            new = range(self._n_used, min(1 << slot.bit_length(), self._n_slots))
+            self._n_used = new.stop
         else:
-            self._library.llama_set_sampler(context, slot, None)
+            new = range(slot, slot + 1)
+        for each in new:
+            if each not in self._chains:
+                # A new one each time: a chain that was attached before cannot be attached again.
+                self._chains[each] = self._chain()
+                self._library.llama_set_sampler(context, each, self._chains[each])
 
     def close(self) -> None:
         """After the context is gone, which uses the chains."""
-        for chain in self._chains:
+        for chain in (*self._chains.values(), *self._retired):
             self._library.llama_sampler_free(chain)
+        self._chains.clear()
+        self._retired.clear()
 
     def _chain(self) -> Any:
         library = self._library
