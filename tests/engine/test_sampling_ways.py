@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import llama_cpp.llama_cpp as library
 import numpy as np
@@ -23,7 +24,7 @@ from nemolocal.engine.llama.sampler import LlamaSampler
 from nemolocal.engine.messages import LoadSpec
 from nemolocal.types import SamplingParams
 from tests import synthetic
-from tests.engine.kinds import listening, text
+from tests.engine.kinds import LAYOUTS, listening, text
 
 pytestmark = pytest.mark.model
 
@@ -265,6 +266,60 @@ def test_greedy_with_penalties_and_bans(computed: Computed) -> None:
         penalise(params, logits)
         right = Counter([int(np.argmax(logits))])
         assert computed.draw("device", params, 1) == computed.draw("host", params, 1) == right
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_row_gets_its_own_candidates(path: Path, log: Log, layout: Literal["shared", "split"]) -> None:
+    """Whoever takes part in a step, by whichever way and with however many guesses: the same tokens as from
+    all logits. Slots that were idle in one step and not in the next once got their neighbours' tokens."""
+    spec = LoadSpec(str(path), n_ctx=512, n_slots=4, n_batch=256, n_threads=1, kv_layout=layout)
+    device = LlamaBackend(replace(spec, sampling="device"), lambda share: None, log=log)
+    host = LlamaBackend(replace(spec, sampling="host"), lambda share: None, log=log)
+    try:
+        rng = random.Random(5)
+        for _ in range(12):
+            device.memory.clear()
+            host.memory.clear()
+            lengths = [0] * 4
+            for _ in range(8):
+                compute_one_step(device, host, rng, lengths)
+    finally:
+        device.close()
+        host.close()
+
+
+def compute_one_step(
+    device: LlamaBackend, host: LlamaBackend, rng: random.Random, lengths: list[int]
+) -> None:
+    """The same batch on both: some slots, most of which have the device choose where it can."""
+    slots = [slot for slot in range(4) if rng.random() < 0.7]
+    greedy = SamplingParams(temperature=0.0)
+    kinds = {
+        slot: (rng.choice([None, None, None, 0]), rng.choice([0, 0, 2]), rng.choice([0, 0, 9]))
+        for slot in slots
+    }
+    said = []
+    tokens = {slot: text(rng, 1 + n_drafted + n) for slot, (_, n_drafted, n) in kinds.items()}
+    for backend in (device, host):
+        rows = [
+            Row(
+                slot,
+                lengths[slot],
+                tokens[slot],
+                backend.sampler(greedy, [], n_logprobs=n_logprobs),
+                n_drafted,
+            )
+            for slot, (n_logprobs, n_drafted, _) in kinds.items()
+        ]
+        if rows:
+            backend.launch(Batch(rows))
+            said.append([sampled.tokens for sampled in backend.collect()])
+        for row in rows:
+            assert row.sampler
+            row.sampler.close()
+    for slot in slots:
+        lengths[slot] += len(tokens[slot])
+    assert said[:1] == said[1:]
 
 
 def test_the_test_itself() -> None:

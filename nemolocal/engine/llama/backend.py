@@ -68,9 +68,10 @@ class LlamaBackend:
     def launch(self, batch: Batch) -> None:
         self._adapters.use(batch.adapters)
         if self._device:
-            for row in batch.rows:
-                if isinstance(row.sampler, LlamaSampler):
-                    self._device.switch(self._context, row.slot, is_on=not row.sampler.needs_all)
+            sampled = [(row.slot, row.sampler) for row in batch.rows if isinstance(row.sampler, LlamaSampler)]
+            # Off comes last: to be switched on may take other slots along.
+            for slot, sampler in sorted(sampled, key=lambda each: each[1].needs_all):
+                self._device.switch(self._context, slot, is_on=not sampler.needs_all)
         self._wanted = self._rows.fill(batch)
         result = self._library.llama_decode(self._context, self._rows.batch)
         self.memory.settle()

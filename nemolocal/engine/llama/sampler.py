@@ -181,5 +181,10 @@ class DeviceSampling:
     def _chain(self) -> Any:
         library = self._library
         chain = library.llama_sampler_chain_init(library.llama_sampler_chain_default_params())
-        library.llama_sampler_chain_add(chain, library.llama_sampler_init_top_k(sampling.N_CANDIDATES))
+        # Twice, though the second pick changes nothing. The first pick's tokens are read again in the same
+        # graph, so llama.cpp may give up their buffer; it keeps what takes part in a step's output, but plans
+        # buffers once for many steps, and for a slot that was idle in the planned one the next slot's tokens
+        # then come to lie over its own. What the second pick gives is read by nothing, so it stays.
+        for _ in range(2):
+            library.llama_sampler_chain_add(chain, library.llama_sampler_init_top_k(sampling.N_CANDIDATES))
         return chain
