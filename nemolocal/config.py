@@ -77,8 +77,8 @@ class Settings:
     draft: str = _setting(
         "ngram", "what guesses tokens ahead: ngram (the text itself), off, or a small model"
     )
-    checkpoint_mib: int = _setting(
-        2048, "MiB of RAM for states of models that cannot go back otherwise; 0 keeps none", least=0
+    state_mib: int = _setting(
+        4096, "MiB of RAM for the states of conversations that do not run; 0 keeps none", least=0
     )
     threads: int = _setting(0, "CPU threads; 0 means the physical cores", least=0, most=512)
     margin_mib: int = _setting(1024, "MiB that a plan leaves free on each GPU", least=0)

@@ -12,6 +12,8 @@ from nemolocal.errors import UsageError
 from nemolocal.hardware import Hardware
 from nemolocal.models import fingerprint, memory, reference, sizing, store
 
+SHARE_OF_RAM = 0.25  # of what is free beside the model
+
 
 def build(plan: sizing.Plan, hardware: Hardware, config: Config) -> LoadSpec:
     """The engine's half of a plan. Reads the model's file, so not for the event loop.
@@ -42,8 +44,14 @@ def build(plan: sizing.Plan, hardware: Hardware, config: Config) -> LoadSpec:
         warm_folder=str(config.paths.cache / "states") if settings.warm_cache_mib and is_generating else "",
         warm_key=_warm_key(plan, adapters),
         warm_bytes=settings.warm_cache_mib << 20,
-        checkpoint_bytes=settings.checkpoint_mib << 20,
+        state_bytes=min(settings.state_mib << 20, _spare_ram_bytes(plan, hardware)),
     )
+
+
+def _spare_ram_bytes(plan: sizing.Plan, hardware: Hardware) -> int:
+    """What of the RAM may go into states: a share of what the model leaves."""
+    left = hardware.ram.available_bytes - plan.placement.ram_bytes
+    return max(int(SHARE_OF_RAM * left), 0)
 
 
 def draft_file(config: Config) -> str:

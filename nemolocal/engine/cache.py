@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 from nemolocal.engine.backend import Adapters, Memory
 from nemolocal.engine.cells import Cells
 from nemolocal.engine.checkpoints import Checkpoint, Checkpoints
+from nemolocal.engine.parking import N_WORTH_PARKING, Parking
+from nemolocal.engine.prefixes import n_common
+
+N_IDLE_CELLS = 4096  # parked cells that may stay all the same, for the conversations that go on
 
 
 @dataclass(slots=True)
@@ -25,6 +29,7 @@ class Slot:
     is_used: bool = False
     last_used: int = 0
     n_saved: int = 0
+    n_parked: int = 0  # the same in RAM
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +43,14 @@ class WarmState:
 class SlotCache:
     """All slots of one backend."""
 
-    def __init__(self, memory: Memory, n_slots: int, *, checkpoint_bytes: int = 0) -> None:
+    def __init__(self, memory: Memory, n_slots: int, *, state_bytes: int = 0) -> None:
         self._memory = memory
         self._cells = Cells(n_slots) if memory.is_shared else None
         self._clock = 0
         self._slots = [Slot(index) for index in range(n_slots)]
-        self._checkpoints = Checkpoints(checkpoint_bytes)
+        # What can be rolled back needs no checkpoints.
+        self._checkpoints = Checkpoints(0 if memory.can_rollback else state_bytes // 2)
+        self._parking = Parking(state_bytes if memory.can_rollback else state_bytes // 2)
 
     @property
     def keeps_checkpoints(self) -> bool:
@@ -80,6 +87,10 @@ class SlotCache:
 
     def n_at_hand(self, prompt: list[int], adapters: Adapters) -> int:
         """Tokens of the prompt's beginning that would not have to be read if it began now."""
+        _, n_parked = self._parking.best(prompt, adapters, whole=not self._memory.can_rollback)
+        return max(n_parked, self._n_in_slots(prompt, adapters))
+
+    def _n_in_slots(self, prompt: list[int], adapters: Adapters) -> int:
         if self._memory.can_rollback:
             return self.n_known(prompt, adapters)
         longest = self._longest_whole(prompt, adapters)
@@ -96,7 +107,8 @@ class SlotCache:
         idle = [slot for slot in self._slots if not slot.is_used]
         oldest = min(idle, key=lambda slot: (bool(slot.tokens), slot.last_used, slot.index))
         slot, n_reused = oldest, 0
-        if reuse and warm and self._thaw(oldest, warm, prompt, adapters):
+        warm = self._warmest(prompt, adapters, warm) if reuse else None
+        if warm and self._thaw(oldest, warm, prompt, adapters):
             n_reused = min(n_common(oldest.tokens, prompt), len(prompt) - 1)
         elif reuse and self._memory.can_rollback:
             slot, n_reused = self._share(prompt, adapters, oldest)
@@ -106,6 +118,7 @@ class SlotCache:
         slot.adapters = adapters
         slot.is_used = True
         self._touch(slot)
+        self._clear_parked()
         return slot.index, len(slot.tokens)
 
     def extend(self, index: int, tokens: list[int]) -> None:
@@ -123,7 +136,7 @@ class SlotCache:
             self._memory.remove(index, 0)
             n_kept = 0
         del slot.tokens[n_kept:]
-        slot.n_saved = min(slot.n_saved, n_kept)
+        _cap(slot, n_kept)
         if self._cells:
             self._cells.truncate(index, n_kept)
 
@@ -136,7 +149,7 @@ class SlotCache:
         self._memory.shift(index, start, n)
         slot = self._slots[index]
         del slot.tokens[start : start + n]
-        slot.n_saved = min(slot.n_saved, start)
+        _cap(slot, start)
         if self._cells:
             self._cells.cut(index, start, n)
         return True
@@ -193,14 +206,47 @@ class SlotCache:
         fails, the next try would too."""
         slot = self._slots[index]
         slot.n_saved = len(slot.tokens)
-        return WarmState(list(slot.tokens), self._memory.save(index, is_partial=False))
+        state = self._parking.find(slot.tokens, slot.adapters)
+        return WarmState(list(slot.tokens), state or self._memory.save(index, is_partial=False))
+
+    def can_park(self) -> bool:
+        """Whether an idle slot holds what is worth a copy in RAM."""
+        return self._parking.is_open and any(map(_is_worth_parking, self._remembering()))
+
+    def park_one(self) -> None:
+        """Copy the state of the idle slot that was used last to RAM."""
+        slot = max(filter(_is_worth_parking, self._remembering()), key=lambda slot: slot.last_used)
+        state = self._memory.save(slot.index, is_partial=False)
+        slot.n_parked = len(slot.tokens)
+        whole = not self._memory.can_rollback
+        self._parking.add(list(slot.tokens), slot.adapters, state, whole=whole)
+
+    def _clear_parked(self) -> None:
+        """Let idle slots that are parked give up cells that every step would have to look past."""
+        parked = [slot for slot in self._remembering() if slot.n_parked == len(slot.tokens)]
+        n_held = sum(len(slot.tokens) for slot in parked)
+        for slot in sorted(parked, key=lambda slot: slot.last_used):
+            if not self._memory.is_shared or n_held <= N_IDLE_CELLS:
+                return
+            n_held -= len(slot.tokens)
+            self.truncate(slot.index, 0)
+
+    def _warmest(self, prompt: list[int], adapters: Adapters, warm: WarmState | None) -> WarmState | None:
+        """The saved state that serves a prompt best, the parked one or the one from disk."""
+        parked, n_parked = self._parking.best(prompt, adapters, whole=not self._memory.can_rollback)
+        if parked is None or (warm and n_common(warm.tokens, prompt) > n_parked):
+            return warm
+        if n_parked - self._n_in_slots(prompt, adapters) < N_WORTH_PARKING:
+            return None
+        self._parking.touch(parked)
+        return WarmState(parked.tokens, parked.state)
 
     def _thaw(self, slot: Slot, warm: WarmState, prompt: list[int], adapters: Adapters) -> bool:
-        """Put a state from disk into an idle slot, where it saves more than the memory already knows."""
+        """Put a saved state into an idle slot, where it saves more than the slots already know."""
         n_of_use = n_common(warm.tokens, prompt)
         if not self._memory.can_rollback and n_of_use < len(warm.tokens):
             return False
-        if n_of_use <= self.n_at_hand(prompt, adapters):
+        if n_of_use <= self._n_in_slots(prompt, adapters):
             return False
         self.truncate(slot.index, 0)
         if not self.make_room(len(warm.tokens)):
@@ -210,6 +256,7 @@ class SlotCache:
         slot.adapters = adapters
         self.extend(slot.index, warm.tokens)
         slot.n_saved = len(warm.tokens)
+        slot.n_parked = len(warm.tokens) if self._parking.find(warm.tokens, adapters) else 0
         return True
 
     # Prefixes ------------------------------------------------------------------------------------
@@ -244,7 +291,7 @@ class SlotCache:
             self._forget(target)
             return target, 0
         del target.tokens[n_known:]
-        target.n_saved = min(target.n_saved, n_known)
+        _cap(target, n_known)
         if self._cells:
             self._cells.truncate(target.index, n_known)
         return target, n_known
@@ -267,11 +314,12 @@ class SlotCache:
         if self._cells:
             self._cells.share(source.index, target.index, n)
         target.tokens = source.tokens[:n]
-        target.n_saved = min(source.n_saved, n)
+        target.n_saved, target.n_parked = min(source.n_saved, n), min(source.n_parked, n)
 
     def _forget(self, slot: Slot) -> None:
         self._memory.remove(slot.index, 0)
-        slot.tokens, slot.n_saved = [], 0
+        slot.tokens = []
+        _cap(slot, 0)
         if self._cells:
             self._cells.truncate(slot.index, 0)
 
@@ -288,15 +336,11 @@ def _n_shared(slot: Slot, prompt: list[int], adapters: Adapters) -> int:
     return n_common(slot.tokens, prompt) if slot.adapters == adapters else 0
 
 
-def n_common(a: list[int], b: list[int]) -> int:
-    """Length of the common beginning. Halves the interval, since comparing slices runs in C."""
-    low, high = 0, min(len(a), len(b)) + 1  # a[:low] == b[:low] always; high is the first length that differs
-    if a[: high - 1] == b[: high - 1]:
-        return high - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
+def _is_worth_parking(slot: Slot) -> bool:
+    return len(slot.tokens) >= N_WORTH_PARKING and slot.n_parked < len(slot.tokens)
+
+
+def _cap(slot: Slot, n_kept: int) -> None:
+    """Of what was saved, only the first tokens still stand in the slot."""
+    slot.n_saved = min(slot.n_saved, n_kept)
+    slot.n_parked = min(slot.n_parked, n_kept)

@@ -25,8 +25,8 @@ class LoadSpec:
     what followed the same words before, or "off". `adapters` are LoRA files and the scale that each has where
     a request does not say. `sampling` "auto" lets a GPU pick the candidates. `warm_folder` keeps states of
     long prompts for later processes, `warm_key` says for which model and plan they hold, and `warm_bytes`
-    limits the folder; "" keeps none. `checkpoint_bytes` of RAM hold states that cannot be rolled back to
-    otherwise.
+    limits the folder; "" keeps none. `state_bytes` of RAM hold states of what does not run: idle
+    slots, and borders of texts that cannot be rolled back to otherwise.
 
     With a `pooling` the model embeds or ranks: up to `n_slots` inputs in one batch, none longer than `n_ctx`.
     `n_ubatch` below `n_ctx` says that a longer one may be read in parts.
@@ -52,7 +52,7 @@ class LoadSpec:
     warm_folder: str = ""
     warm_key: str = ""
     warm_bytes: int = 0
-    checkpoint_bytes: int = 2 << 30
+    state_bytes: int = 2 << 30
     pooling: Literal["", "mean", "cls", "last", "rank"] = ""
 
 

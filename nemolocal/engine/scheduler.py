@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from nemolocal.engine import batching, checkpoints
 from nemolocal.engine.backend import Adapters, Backend, CacheFullError, Row, Sampled
 from nemolocal.engine.batching import Budget, Plan
-from nemolocal.engine.cache import SlotCache, WarmState, n_common
+from nemolocal.engine.cache import SlotCache, WarmState
 from nemolocal.engine.messages import Chunk, Failed
+from nemolocal.engine.prefixes import n_common
 from nemolocal.engine.sequence import Sequence
 from nemolocal.engine.speculation import Drafter, Experience, Watch, Wish
 from nemolocal.engine.text import TextStream
@@ -48,12 +49,12 @@ class Scheduler:
         *,
         drafter: Drafter | None = None,
         step_cost: Callable[[int], float] = lambda n_rows: 1.0,
-        checkpoint_bytes: int = 0,
+        state_bytes: int = 0,
     ) -> None:
         self._backend = backend
         self._drafter = drafter if backend.memory.can_rollback else None
         self._step_cost = step_cost
-        self._cache = SlotCache(backend.memory, backend.n_slots, checkpoint_bytes=checkpoint_bytes)
+        self._cache = SlotCache(backend.memory, backend.n_slots, state_bytes=state_bytes)
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in order of admission: the last is the youngest
         self._watches: dict[int, Watch] = {}

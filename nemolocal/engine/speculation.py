@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from nemolocal.engine.backend import Backend, Batch, CacheFullError, Row, Sampler
-from nemolocal.engine.cache import n_common
+from nemolocal.engine.prefixes import n_common
 from nemolocal.errors import EngineError
 from nemolocal.types import SamplingParams
 
@@ -20,7 +20,7 @@ N_GRAMS = (8, 5)
 """Tokens that must have occurred before, the longer run looked up first. Shorter ones recur in any text, and
 a wrong guess costs a step of another shape, which a GPU pays for twice."""
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-HOPE = 0.5  # share of right guesses that is assumed before any was made
+HOPE = 0.7  # share of right guesses that is assumed before any was made
 SMOOTHING = 0.15
 EXPERIENCE = 0.05  # what one guess of any text changes in the hope for the next one
 N_BETWEEN_TRIES = 32  # steps without guesses before some are tried again; doubled each time they were wrong

@@ -115,7 +115,7 @@ class Worker:
             backend,
             drafter=drafter,
             step_cost=self._pace.step_s,
-            checkpoint_bytes=spec.checkpoint_bytes,
+            state_bytes=spec.state_bytes,
         )
         self._warming = self._open_warming(backend, spec)
         self._intake = Intake(
@@ -164,8 +164,8 @@ class Worker:
                     if self._warming:
                         self._warming.forget()
                     return
-            elif self._warming and patience_s == IDLE_S and self._warming.has_unsaved:
-                self._warming.save_one()
+            elif patience_s == IDLE_S:
+                self._use_the_quiet()
 
     def _patience_s(self) -> float | None:
         """How long to wait for a command: not at all while there is work, for ever when idle."""
@@ -173,7 +173,15 @@ class Worker:
             return 0.0
         if self._intake.n_pending:
             return PREPARING_POLL_S
-        return IDLE_S if self._warming and self._warming.may_save else None
+        may_save = self._warming is not None and self._warming.may_save
+        return IDLE_S if may_save or self._scheduler.cache.can_park() else None
+
+    def _use_the_quiet(self) -> None:
+        """Keep what is idle for later: first in RAM, then on disk."""
+        if self._scheduler.cache.can_park():
+            self._scheduler.cache.park_one()
+        elif self._warming and self._warming.has_unsaved:
+            self._warming.save_one()
 
     def _obey(self, command: Submit | Cancel) -> None:
         if isinstance(command, Cancel):

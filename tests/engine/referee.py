@@ -212,7 +212,7 @@ class Stage:
         backend.memory.clear()
         self.tap = Tap(backend)
         self.scheduler = Scheduler(
-            self.tap, drafter=NgramDrafter() if speculates else None, checkpoint_bytes=64 << 20
+            self.tap, drafter=NgramDrafter() if speculates else None, state_bytes=64 << 20
         )
         self.events: list[StepEvent] = []
         self.admitted: list[int] = []

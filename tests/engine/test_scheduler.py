@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from nemolocal.engine.batching import Budget
+from nemolocal.engine.cache import N_IDLE_CELLS
 from nemolocal.engine.client import _translate
 from nemolocal.engine.messages import Chunk, Failed
 from nemolocal.engine.scheduler import Ended, Scheduler, StepEvent
@@ -356,3 +357,54 @@ def test_random_load(seed: int, can_rollback: bool) -> None:
             assert text_of(events, id) == expected(prompt, min(n_max, 300 - len(prompt)))
     assert len(cancelled) > 5
     assert all(sampler.n_closed == 1 for sampler in backend.samplers)
+
+
+def parked_conversations(backend: FakeBackend, n: int) -> Scheduler:
+    """A scheduler that has read `n` long prompts, each parked in a quiet moment."""
+    scheduler = Scheduler(backend, state_bytes=1 << 20)
+    for id in range(n):
+        scheduler.add(id, [id + 1] * 600, params(1))
+        run(scheduler)
+        while scheduler.cache.can_park():
+            scheduler.cache.park_one()
+    return scheduler
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+@pytest.mark.parametrize("can_rollback", [True, False])
+def test_more_conversations_than_slots_are_remembered(can_rollback: bool, is_shared: bool) -> None:
+    backend = FakeBackend(n_ctx=2048, n_slots=2, n_batch=512, can_rollback=can_rollback, is_shared=is_shared)
+    scheduler = parked_conversations(backend, 5)
+    prompt = [*[1] * 600, 7, 8]
+    scheduler.add(9, prompt, params(3))
+    events = run(scheduler)
+    [end] = ends_of(events, 9)
+    assert end.usage.cached_tokens == 600
+    assert text_of(events, 9) == expected(prompt, 3)
+
+
+def test_what_is_parked_makes_room_for_what_runs() -> None:
+    backend = FakeBackend(n_ctx=8192, n_slots=16, n_batch=512)
+    scheduler = parked_conversations(backend, 12)
+    assert backend.memory.n_taken <= N_IDLE_CELLS + 600
+    unparked = Scheduler(FakeBackend(n_ctx=8192, n_slots=16, n_batch=512))
+    for id in range(12):
+        unparked.add(id, [id + 1] * 600, params(1))
+        run(unparked)
+    assert unparked.cache.n_taken == 12 * 600
+    scheduler.add(99, [3] * 610, params(1))
+    assert ends_of(run(scheduler), 99)[0].usage.cached_tokens == 600
+
+
+def test_parked_states_stay_within_their_limit() -> None:
+    backend = FakeBackend(n_ctx=4096, n_slots=2, n_batch=512)
+    scheduler = Scheduler(backend, state_bytes=5_000)  # one state of 600 tokens takes some 2,400 bytes
+    for id in range(4):
+        scheduler.add(id, [id + 1] * 600, params(1))
+        run(scheduler)
+        while scheduler.cache.can_park():
+            scheduler.cache.park_one()
+    scheduler.add(8, [1] * 610, params(1))
+    assert ends_of(run(scheduler), 8)[0].usage.cached_tokens == 0
+    scheduler.add(9, [4] * 610, params(1))
+    assert ends_of(run(scheduler), 9)[0].usage.cached_tokens == 600

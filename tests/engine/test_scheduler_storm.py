@@ -34,7 +34,7 @@ class Form:
     is_shared: bool = True
     can_rollback: bool = True
     n_slots: int = 4
-    checkpoint_bytes: int = 0
+    state_bytes: int = 0
     adapters: tuple[Adapters, ...] = ((),)
     drafter: str = ""
     refuses: bool = False
@@ -114,9 +114,7 @@ class Storm:
         self.form, self.rng = form, random.Random(seed)
         self.says = repeating if form.drafter == "ngram" else next_token
         self.backend = self._machine()
-        self.scheduler = Scheduler(
-            self.backend, drafter=self._drafter(), checkpoint_bytes=form.checkpoint_bytes
-        )
+        self.scheduler = Scheduler(self.backend, drafter=self._drafter(), state_bytes=form.state_bytes)
         self.asked: dict[int, Asked] = {}
         self.n_refused = 0
         self.saved: list[WarmState] = []
@@ -288,9 +286,9 @@ FORMS = {
         is_shared=False, drafter="any", adapters=LORA, refuses=True, warms=True, shifts=True
     ),
     "no way back": Form(can_rollback=False),
-    "no way back, split": Form(can_rollback=False, is_shared=False, checkpoint_bytes=5_000, warms=True),
-    "checkpoints": Form(can_rollback=False, checkpoint_bytes=100_000, adapters=LORA, warms=True),
-    "checkpoints, refusals": Form(can_rollback=False, checkpoint_bytes=5_000, warms=True, refuses=True),
+    "no way back, split": Form(can_rollback=False, is_shared=False, state_bytes=5_000, warms=True),
+    "checkpoints": Form(can_rollback=False, state_bytes=100_000, adapters=LORA, warms=True),
+    "checkpoints, refusals": Form(can_rollback=False, state_bytes=5_000, warms=True, refuses=True),
 }
 
 
