@@ -15,8 +15,9 @@ import pytest
 
 from nemolocal.engine.backend import Adapters
 from nemolocal.engine.batching import Budget
-from nemolocal.engine.cache import WarmState, n_common
+from nemolocal.engine.cache import WarmState
 from nemolocal.engine.messages import Chunk, Failed
+from nemolocal.engine.prefixes import n_common
 from nemolocal.engine.scheduler import Ended, Scheduler, StepEvent
 from nemolocal.engine.speculation import Drafter, ModelDrafter, NgramDrafter, Wish
 from nemolocal.errors import ContextLengthError
@@ -53,7 +54,7 @@ class Asked:
     is_cancelled: bool = False
 
     @property
-    def last(self) -> list[StepEvent]:
+    def last(self) -> list[Ended | Failed]:
         return [event for event in self.events if isinstance(event, Ended | Failed)]
 
 
@@ -62,13 +63,14 @@ class Guesser:
 
     def __init__(self, storm: Storm) -> None:
         self._storm = storm
-        self.n_forgotten = 0
+        self.is_free = storm.rng.random() < 0.5
 
     def draft(self, wishes: Sequence[Wish]) -> dict[int, list[int]]:
         return {wish.id: self._guess(wish) for wish in wishes if self._storm.rng.random() < 0.8}
 
     def _guess(self, wish: Wish) -> list[int]:
-        rng, guesses = self._storm.rng, []
+        rng = self._storm.rng
+        guesses: list[int] = []
         n_right = rng.randint(0, wish.n_most)
         scales = list(map(int, self._storm.asked[wish.id].adapters))
         for _ in range(rng.randint(1, wish.n_most)):
@@ -76,8 +78,7 @@ class Guesser:
             guesses.append(right if len(guesses) < n_right else rng.randrange(1, 50))
         return guesses
 
-    def forget(self, id: int) -> None:
-        self.n_forgotten += 1
+    def forget(self, id: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -86,7 +87,8 @@ def alone(
     asked: Asked, says: Callable[[Sequence[int]], int], *, can_shift: bool
 ) -> tuple[list[int], FinishReason]:
     """The tokens of an answer by definition, and why it ended, stop strings left aside."""
-    tokens, said = list(asked.prompt), []
+    tokens = list(asked.prompt)
+    said: list[int] = []
     n_prompt = len(tokens)
     shifts = asked.params.shift_context and can_shift
     n_left = N_CTX - n_prompt
@@ -217,7 +219,7 @@ class Storm:
     def check_memory(self) -> None:
         """What the scheduler believes is what the machine holds."""
         memory, cache, scheduler = self.backend.memory, self.scheduler.cache, self.scheduler
-        used = {sequence.slot: sequence for sequence in scheduler._running}
+        used = {sequence.slot: sequence for sequence in scheduler._running if sequence.slot is not None}
         assert len(used) == scheduler.n_running
         assert len(used) + len(cache.idle_lengths()) == self.form.n_slots
         assert not used.keys() & cache.idle_lengths().keys()
@@ -226,14 +228,13 @@ class Storm:
             assert slot.is_used == (slot.index in used)
             assert {cell.adapters for cell in memory.cells[slot.index]} <= {slot.adapters}
             assert slot.n_saved <= len(slot.tokens)
-        for slot, sequence in used.items():
-            assert slot is not None
-            assert memory.held[slot] == sequence.tokens[: sequence.n_computed]
+        for index, sequence in used.items():
+            assert memory.held[index] == sequence.tokens[: sequence.n_computed]
             assert sequence.n_computed < len(sequence.tokens) < N_CTX + 1
         assert scheduler.n_taken_cells == memory.n_taken
         if memory.is_shared:
             assert scheduler.n_free_cells == memory.n_cells - memory.n_taken
-            held = {cell for slot in used if slot is not None for cell in memory.cells[slot]}
+            held = {cell for index in used for cell in memory.cells[index]}
             assert cache.n_busy == len(held)
 
     def check_answers(self) -> None:
