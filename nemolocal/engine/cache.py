@@ -21,7 +21,8 @@ N_IDLE_CELLS = 4096  # parked cells that may stay all the same, for the conversa
 @dataclass(slots=True)
 class Slot:
     """`tokens` are those whose state is in the memory, computed with `adapters`. A slot in use belongs to a
-    running sequence. The first `n_saved` tokens are in a warm cache on disk."""
+    running sequence. The first `n_saved` tokens are in a warm cache on disk. After a shift only `n_whole`
+    tokens were computed after what stands before them."""
 
     index: int
     tokens: list[int] = field(default_factory=list)
@@ -30,6 +31,7 @@ class Slot:
     last_used: int = 0
     n_saved: int = 0
     n_parked: int = 0  # the same in RAM
+    n_whole: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,7 @@ class SlotCache:
         self.truncate(slot.index, n_reused)
         slot.adapters = adapters
         slot.is_used = True
+        slot.n_whole = None
         self._touch(slot)
         self._clear_parked()
         return slot.index, len(slot.tokens)
@@ -149,6 +152,7 @@ class SlotCache:
         self._memory.shift(index, start, n)
         slot = self._slots[index]
         del slot.tokens[start : start + n]
+        slot.n_whole = start
         _cap(slot, start)
         if self._cells:
             self._cells.cut(index, start, n)
@@ -333,7 +337,10 @@ class SlotCache:
 
 
 def _n_shared(slot: Slot, prompt: list[int], adapters: Adapters) -> int:
-    return n_common(slot.tokens, prompt) if slot.adapters == adapters else 0
+    if slot.adapters != adapters:
+        return 0
+    n = n_common(slot.tokens, prompt)
+    return n if slot.n_whole is None else min(n, slot.n_whole)
 
 
 def _is_worth_parking(slot: Slot) -> bool:

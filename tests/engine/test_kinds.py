@@ -247,6 +247,14 @@ def test_answer_goes_on_beyond_the_context(kind: Kind, layout: str) -> None:
         stage = Stage(backend, kind.referee)
         prompt = text(random.Random(1), 90)
         id = stage.ask(prompt, 230, shift_context=True)
+        if backend.memory.can_shift:
+            stage.run_until_said(id, 170)
+            [(_, start, n)] = stage.tap.records[id].shifts
+            # What is left of the answer was computed after what was dropped, so it is nobody's beginning.
+            left = stage.text(id)[start + n :]
+            other = stage.ask([*prompt, *left[:40], *text(random.Random(2), 10)], 8)
+            stage.run()
+            assert stage.usage(other).cached_tokens == start == 90
         stage.run()
         n_said = stage.usage(id).completion_tokens
         if not backend.memory.can_shift:
