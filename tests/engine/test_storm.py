@@ -40,7 +40,7 @@ N_SLOTS = 8
 N_QUEUE = 48
 N_LONGEST = 6000
 TOKENS = (*range(3, 384), *[1, 2] * 6)  # of the tiny vocabulary; 1 and 2 are borders of turns
-TOLERANCE = 0.02  # in log probability; between two texts that differ it is far more
+TOLERANCE = 0.015  # in log probability; one wrong token before an answer changes it by more
 LONE = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
@@ -281,6 +281,8 @@ async def check_alone(engine: EngineClient, requests: list[Request]) -> None:
         for request in requests
         if request.finish and request.logprobs and request.params.sampling == LONE
     ]
+    # Long repetitions round far more than other texts.
+    greedy = [request for request in greedy if not isinstance(request.prompt[0], Segment)]
     assert len(greedy) > 5
     for request in greedy[:50]:
         again = Request(request.prompt, replace(request.params, reuse_cache=False, speculate=False))
