@@ -166,7 +166,7 @@ def prepare(ref: str, config: Config, load: Load) -> Bench:
             f"{found[0].ref} embeds or ranks texts; it writes no answers that could be measured."
         )
     try:
-        plan = sizing.plan(found[0].id, files, machine, planning.wish(config))
+        plan = planning.decide(found[0].id, files, machine, config, planning.wish(config))
     except DoesNotFitError as error:
         error.hint = f"{error.hint} Fewer streams (--concurrency) or shorter prompts need less.".strip()
         raise

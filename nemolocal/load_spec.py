@@ -10,7 +10,7 @@ from nemolocal.config import Config, expand
 from nemolocal.engine.messages import LoadSpec
 from nemolocal.errors import UsageError
 from nemolocal.hardware import Hardware
-from nemolocal.models import fingerprint, memory, reference, sizing, store
+from nemolocal.models import fingerprint, memory, planning, sizing
 
 SHARE_OF_RAM = 0.25  # of what is free beside the model
 
@@ -39,7 +39,7 @@ def build(plan: sizing.Plan, hardware: Hardware, config: Config) -> LoadSpec:
         n_queue=settings.queue,
         pooling=plan.candidate.shape.pooling,
         n_drafted=0 if settings.draft == "off" else memory.N_DRAFTED,
-        draft=draft_file(config) if is_generating else "off",
+        draft=_draft(config) if is_generating else "off",
         adapters=adapters if is_generating else (),
         warm_folder=str(config.paths.cache / "states") if settings.warm_cache_mib and is_generating else "",
         warm_key=_warm_key(plan, adapters),
@@ -54,15 +54,9 @@ def _spare_ram_bytes(plan: sizing.Plan, hardware: Hardware) -> int:
     return max(int(SHARE_OF_RAM * left), 0)
 
 
-def draft_file(config: Config) -> str:
-    """ "ngram", "off", or the file of the draft model that the settings name.
-
-    Raises ModelNotFoundError when it is not on this machine.
-    """
-    named = config.settings.draft
-    if named in ("ngram", "off"):
-        return named
-    return str(store.resolve(reference.parse(named), config).path)
+def _draft(config: Config) -> str:
+    model = planning.draft_model(config)
+    return str(model.path) if model else config.settings.draft
 
 
 def _adapter(text: str) -> tuple[str, float]:

@@ -120,7 +120,8 @@ class Loader:
 
         def plan_on(view: Hardware) -> sizing.Plan:
             try:
-                return sizing.plan(candidates[0].id, files, room.cautious(view, caution_bytes), wish)
+                cautious = room.cautious(view, caution_bytes)
+                return planning.decide(candidates[0].id, files, cautious, self._config, wish)
             except DoesNotFitError as error:
                 error.hint = f"{note} {error.hint}".strip()
                 raise

@@ -3,13 +3,14 @@ that the settings hold. Asks neither the network nor the hardware."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, cast
 
 from nemolocal.config import Config
 from nemolocal.errors import ModelNotFoundError
 from nemolocal.hardware import Hardware
-from nemolocal.models import catalog, reference, sizing, store
+from nemolocal.models import catalog, placement, reference, sizing, store
 from nemolocal.models.choice import Candidate
 from nemolocal.models.memory import KvType
 from nemolocal.models.reference import HubRef, NamedRef, PathRef, Reference
@@ -23,7 +24,35 @@ def plan(ref: str, config: Config, hardware: Hardware) -> sizing.Plan:
     """
     parsed = reference.parse(ref)
     wished = replace(wish(config), quant="" if isinstance(parsed, PathRef) else parsed.quant)
-    return sizing.plan(str(parsed), candidates(parsed, config), hardware, wished)
+    return decide(str(parsed), candidates(parsed, config), hardware, config, wished)
+
+
+def decide(
+    name: str, files: Sequence[Candidate], hardware: Hardware, config: Config, wished: sizing.Wish
+) -> sizing.Plan:
+    """Choose among the files of one model, with room for the draft model that the settings name.
+
+    Raises what sizing.plan raises, and ModelNotFoundError for a draft model that is not on this machine.
+    """
+    found = sizing.plan(name, files, hardware, wished)
+    draft = draft_model(config)
+    if draft is None or found.candidate.shape.pooling:
+        return found
+    needed = placement.needed_bytes(draft.info.shape, found.load)
+    if not found.placement.gpus:
+        return found  # in RAM it is mapped beside the model, and the margin there is for such things
+    found = sizing.plan(name, files, hardware, replace(wished, margin_bytes=wished.margin_bytes + needed))
+    reason = f"{needed / sizing.GIB:.1f} GiB of that are for {draft.id}, which guesses ahead."
+    return replace(found, reasons=(*found.reasons, reason))
+
+
+def draft_model(config: Config) -> LocalModel | None:
+    """The small model that guesses for others, None where the text itself does, or nothing.
+
+    Raises ModelNotFoundError when it is not on this machine.
+    """
+    named = config.settings.draft
+    return None if named in ("ngram", "off") else store.resolve(reference.parse(named), config)
 
 
 def wish(config: Config) -> sizing.Wish:

@@ -62,3 +62,13 @@ def test_what_cannot_be_planned(tmp_path: Path) -> None:
     for name in ("text.gguf", "missing.gguf"):
         with pytest.raises(ModelFileError):
             planning.plan(str(tmp_path / name), config.load(), LAPTOP)
+
+
+def test_a_draft_model_has_its_room_beside_the_model(tiny: Path, tmp_path: Path) -> None:
+    """On a GPU; the plan says how much, and a draft model that is not here is said."""
+    small = synthetic.write_tiny(tmp_path / "small.gguf")
+    both = planning.plan(str(tiny), config.load({"draft": str(small)}), DESKTOP)
+    assert both.reasons[-1].endswith("small, which guesses ahead.")
+    assert both.load.n_ctx == planning.plan(str(tiny), config.load(), DESKTOP).load.n_ctx
+    with pytest.raises(ModelNotFoundError):
+        planning.plan(str(tiny), config.load({"draft": str(tmp_path / "none.gguf")}), DESKTOP)
