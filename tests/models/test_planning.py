@@ -70,5 +70,5 @@ def test_a_draft_model_has_its_room_beside_the_model(tiny: Path, tmp_path: Path)
     both = planning.plan(str(tiny), config.load({"draft": str(small)}), DESKTOP)
     assert both.reasons[-1].endswith("small, which guesses ahead.")
     assert both.load.n_ctx == planning.plan(str(tiny), config.load(), DESKTOP).load.n_ctx
-    with pytest.raises(ModelNotFoundError):
+    with pytest.raises(ModelFileError):
         planning.plan(str(tiny), config.load({"draft": str(tmp_path / "none.gguf")}), DESKTOP)
