@@ -1,13 +1,16 @@
 """What the layers hand each other. Plain frozen values; no behaviour beyond derived properties.
 
-This module imports nothing of ours.
+This module imports nothing of ours but the parameters of a generation, which have a module of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from nemolocal.generation import GenerationParams as GenerationParams
+from nemolocal.generation import SamplingParams as SamplingParams
 
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length"]
@@ -44,63 +47,6 @@ class Segment:
 
 Prompt = tuple[Segment, ...] | tuple[int, ...]
 """A prompt as marked text, or as token ids that are taken as they are."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the next token is chosen. The defaults are llama.cpp's.
-
-    `temperature` 0 means greedy. `top_k` 0 means no limit. `seed` None means a fresh one for each request.
-    `logit_bias` holds (token id, bias) pairs; a bias of -100 or less bans the token. `mirostat_tau` above 0
-    turns mirostat 2 on, which takes the place of top-k, top-p, min-p and typical. `dry_last_n` -1 looks back
-    over the whole context. With `ignore_eos` the answer ends only at a stop string or a limit.
-    """
-
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typical_p: float = 1.0
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    penalty_last_n: int = 64
-    seed: int | None = None
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_last_n: int = -1
-    dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    mirostat_tau: float = 0.0
-    mirostat_eta: float = 0.1
-    ignore_eos: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationParams:
-    """One generation: how to sample and when to end. `max_tokens` None means up to the context.
-
-    `reuse_cache` says whether a beginning of the prompt that is still in the cache may be used. None means:
-    unless a seed decides the text, since a prompt read in one go and a prompt whose beginning was kept round
-    differently, and a seed asks for the same text again.
-
-    `n_logprobs` asks for the log probability of each token that is said, and of that many likeliest ones;
-    None asks for none. `shift_context` lets an answer that meets the end of the context go on by forgetting
-    the middle, where the model can. `speculate` False keeps the engine from guessing ahead. `adapters` are
-    (name, scale) of the LoRA adapters to use; None means those of the load.
-    """
-
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    reuse_cache: bool | None = None
-    n_logprobs: int | None = None
-    shift_context: bool = False
-    speculate: bool = True
-    adapters: tuple[tuple[str, float], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

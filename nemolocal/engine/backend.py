@@ -104,7 +104,7 @@ class Memory(Protocol):
 
     def save(self, slot: int, *, is_partial: bool) -> memoryview:
         """The state of a slot; with `is_partial` only what cannot be rolled back, for a slot that keeps the
-        rest."""
+        rest. Empty when it cannot be had now."""
 
     def restore(self, slot: int, state: memoryview, *, is_partial: bool) -> bool:
         """Put a saved state in place of the slot's; false, with the slot empty, when it does not fit."""

@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from nemolocal.engine.backend import Adapters, Memory
 from nemolocal.engine.cells import Cells
 from nemolocal.engine.checkpoints import Checkpoint, Checkpoints
-from nemolocal.engine.parking import N_WORTH_PARKING, Parking
+from nemolocal.engine.parking import N_WORTH_PARKING, Parking, is_worth_saving
 from nemolocal.engine.prefixes import n_common
 
 N_IDLE_CELLS = 4096  # parked cells that may stay all the same, for the conversations that go on
+N_PUT_BACK_PER_USED = 16
+"""Tokens of a saved state that may be put back for each one that a prompt begins with: reading one anew takes
+a GPU about as long as putting back so many."""
 
 
 @dataclass(slots=True)
@@ -30,16 +33,17 @@ class Slot:
     is_used: bool = False
     last_used: int = 0
     n_saved: int = 0
-    n_parked: int = 0  # the same in RAM
+    n_parked: int = 0  # of these a copy was made in RAM, which may have been given up since
     n_whole: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class WarmState:
-    """The saved state of a sequence, read back from disk."""
+    """The saved state of a sequence, of which the first `n_saved` tokens are on disk."""
 
     tokens: list[int]
     state: memoryview
+    n_saved: int = 0
 
 
 class SlotCache:
@@ -199,9 +203,7 @@ class SlotCache:
         worth = [
             slot
             for slot in self._remembering()
-            if slot.adapters == adapters
-            and len(slot.tokens) >= n_least
-            and 4 * (len(slot.tokens) - slot.n_saved) >= len(slot.tokens)
+            if slot.adapters == adapters and is_worth_saving(len(slot.tokens), slot.n_saved, n_least)
         ]
         return max(worth, key=lambda slot: len(slot.tokens) - slot.n_saved).index if worth else None
 
@@ -210,8 +212,23 @@ class SlotCache:
         fails, the next try would too."""
         slot = self._slots[index]
         slot.n_saved = len(slot.tokens)
-        state = self._parking.find(slot.tokens, slot.adapters)
-        return WarmState(list(slot.tokens), state or self._memory.save(index, is_partial=False))
+        parked = self._parking.find(slot.tokens, slot.adapters)
+        if parked:
+            parked.n_saved = len(parked.tokens)
+        state = parked.state if parked else self._memory.save(index, is_partial=False)
+        return WarmState(list(slot.tokens), state, slot.n_saved)
+
+    def has_unsaved_parked(self, n_least: int, adapters: Adapters) -> bool:
+        """Whether the RAM alone holds what is worth a file."""
+        return self._parking.unsaved(n_least, adapters) is not None
+
+    def freeze_parked(self, n_least: int, adapters: Adapters) -> WarmState | None:
+        """The same for a state that is in RAM."""
+        parked = self._parking.unsaved(n_least, adapters)
+        if parked is None:
+            return None
+        parked.n_saved = len(parked.tokens)
+        return WarmState(parked.tokens, parked.state, parked.n_saved)
 
     def can_park(self) -> bool:
         """Whether an idle slot holds what is worth a copy in RAM."""
@@ -223,17 +240,22 @@ class SlotCache:
         state = self._memory.save(slot.index, is_partial=False)
         slot.n_parked = len(slot.tokens)
         whole = not self._memory.can_rollback
-        self._parking.add(list(slot.tokens), slot.adapters, state, whole=whole)
+        self._parking.add(list(slot.tokens), slot.adapters, state, whole=whole, n_saved=slot.n_saved)
 
     def _clear_parked(self) -> None:
         """Let idle slots that are parked give up cells that every step would have to look past."""
-        parked = [slot for slot in self._remembering() if slot.n_parked == len(slot.tokens)]
+        parked = [slot for slot in self._remembering() if self._is_parked(slot)]
         n_held = sum(len(slot.tokens) for slot in parked)
         for slot in sorted(parked, key=lambda slot: slot.last_used):
             if not self._memory.is_shared or n_held <= N_IDLE_CELLS:
                 return
             n_held -= len(slot.tokens)
             self.truncate(slot.index, 0)
+
+    def _is_parked(self, slot: Slot) -> bool:
+        """Whether the RAM still holds just what the slot holds."""
+        is_copied = slot.n_parked == len(slot.tokens)
+        return is_copied and self._parking.find(slot.tokens, slot.adapters) is not None
 
     def _warmest(self, prompt: list[int], adapters: Adapters, warm: WarmState | None) -> WarmState | None:
         """The saved state that serves a prompt best, the parked one or the one from disk."""
@@ -243,15 +265,19 @@ class SlotCache:
         if n_parked - self._n_in_slots(prompt, adapters) < N_WORTH_PARKING:
             return None
         self._parking.touch(parked)
-        return WarmState(parked.tokens, parked.state)
+        return WarmState(parked.tokens, parked.state, parked.n_saved)
 
     def _thaw(self, slot: Slot, warm: WarmState, prompt: list[int], adapters: Adapters) -> bool:
         """Put a saved state into an idle slot, where it saves more than the slots already know."""
         n_of_use = n_common(warm.tokens, prompt)
         if not self._memory.can_rollback and n_of_use < len(warm.tokens):
             return False
-        if n_of_use <= self._n_in_slots(prompt, adapters):
+        if n_of_use <= self._n_in_slots(prompt, adapters) or not is_worth_putting_back(
+            len(warm.tokens), n_of_use
+        ):
             return False
+        if self.n_busy + len(warm.tokens) > self._memory.n_cells:
+            return False  # not even without all that idle slots remember
         self.truncate(slot.index, 0)
         if not self.make_room(len(warm.tokens)):
             return False
@@ -259,7 +285,7 @@ class SlotCache:
             return False
         slot.adapters = adapters
         self.extend(slot.index, warm.tokens)
-        slot.n_saved = len(warm.tokens)
+        slot.n_saved = warm.n_saved
         slot.n_parked = len(warm.tokens) if self._parking.find(warm.tokens, adapters) else 0
         return True
 
@@ -287,7 +313,8 @@ class SlotCache:
             return (longest, n_known) if longest else (oldest, 0)
         n_known = len(found.tokens)
         target = source
-        if source.is_used:
+        if source.is_used or (source is not oldest and n_known < len(source.tokens)):
+            # As above: the other conversation is remembered.
             target = oldest
             self._copy(source, target, n_known)
         is_back = self._memory.restore(target.index, found.state, is_partial=True)
@@ -334,6 +361,11 @@ class SlotCache:
     def _touch(self, slot: Slot) -> None:
         self._clock += 1
         slot.last_used = self._clock
+
+
+def is_worth_putting_back(n_tokens: int, n_common: int) -> bool:
+    """Whether a state of `n_tokens` is worth it for a prompt that begins with `n_common` of them."""
+    return N_PUT_BACK_PER_USED * n_common >= n_tokens
 
 
 def _n_shared(slot: Slot, prompt: list[int], adapters: Adapters) -> int:

@@ -113,10 +113,6 @@ class Intake:
             warm = None if done.cancelled() or done.exception() else done.result()
             self._done.put(Prepared(command, tokens, adapters, warm))
 
-        reads = (
-            self._warming is not None
-            and len(tokens) < self._n_ctx
-            and command.params.reuse_cache is not False
-        )
+        reads = self._warming is not None and len(tokens) < self._n_ctx and command.params.reuses_cache
         if not (reads and self._warming and self._warming.read(tokens, adapters, finish)):
             self._done.put(Prepared(command, tokens, adapters))

@@ -17,12 +17,13 @@ N_WORTH_PARKING = 256  # tokens; fewer are read as fast as they are brought back
 
 @dataclass(eq=False, slots=True)
 class Parked:
-    """The whole state after `tokens`, with these adapters."""
+    """The whole state after `tokens`, with these adapters. The first `n_saved` tokens are on disk too."""
 
     tokens: list[int]
     adapters: Adapters
     state: memoryview
     last_used: int
+    n_saved: int = 0
 
 
 class Parking:
@@ -42,7 +43,9 @@ class Parking:
     def n_bytes(self) -> int:
         return sum(len(parked.state) for parked in self._kept)
 
-    def add(self, tokens: list[int], adapters: Adapters, state: memoryview, *, whole: bool) -> None:
+    def add(
+        self, tokens: list[int], adapters: Adapters, state: memoryview, *, whole: bool, n_saved: int = 0
+    ) -> None:
         """Keep a state; one that is larger than the limit is not kept. It takes the place of those of its own
         beginnings, unless the memory can only go on from a `whole` state."""
         if not 0 < len(state) <= self._limit_bytes:
@@ -55,7 +58,7 @@ class Parking:
             or n_common(parked.tokens, tokens) < len(parked.tokens)
         ]
         self._clock += 1
-        self._kept.append(Parked(tokens, adapters, state, self._clock))
+        self._kept.append(Parked(tokens, adapters, state, self._clock, n_saved))
         while self.n_bytes > self._limit_bytes:
             self._kept.remove(min(self._kept, key=lambda parked: parked.last_used))
 
@@ -68,14 +71,28 @@ class Parking:
                 best, n_best = parked, n
         return best, n_best
 
-    def find(self, tokens: list[int], adapters: Adapters) -> memoryview | None:
+    def find(self, tokens: list[int], adapters: Adapters) -> Parked | None:
         """The state after just these tokens."""
         for parked in self._kept:
             if parked.adapters == adapters and parked.tokens == tokens:
-                return parked.state
+                return parked
         return None
+
+    def unsaved(self, n_least: int, adapters: Adapters) -> Parked | None:
+        """The state whose loss would cost most, of those that are worth a file: see `is_worth_saving`."""
+        worth = [
+            parked
+            for parked in self._kept
+            if parked.adapters == adapters and is_worth_saving(len(parked.tokens), parked.n_saved, n_least)
+        ]
+        return max(worth, key=lambda parked: len(parked.tokens) - parked.n_saved, default=None)
 
     def touch(self, parked: Parked) -> None:
         """Note that it was used."""
         self._clock += 1
         parked.last_used = self._clock
+
+
+def is_worth_saving(n_tokens: int, n_saved: int, n_least: int) -> bool:
+    """Whether there are `n_least` tokens or more, and at least a quarter of them is not on disk yet."""
+    return n_tokens >= n_least and 4 * (n_tokens - n_saved) >= n_tokens

@@ -6,11 +6,13 @@ All work with files runs on threads of its own; the states go in and out of the 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from weakref import WeakValueDictionary
 
 from nemolocal.engine.backend import Adapters
-from nemolocal.engine.cache import SlotCache, WarmState
+from nemolocal.engine.cache import SlotCache, WarmState, is_worth_putting_back
 from nemolocal.engine.warm import WarmStore
 
 log = logging.getLogger(__name__)
@@ -22,13 +24,25 @@ CLOSING_S = 3.0  # for what is being written when the process ends
 
 
 class Warming:
-    """Saves idle slots and reads states back, for sequences with the adapters of the load."""
+    """Saves what is idle and reads states back, for sequences with the adapters of the load. States that were
+    read back and wait for a slot take `limit_bytes` of RAM at most, or are only one."""
 
-    def __init__(self, store: WarmStore, cache: SlotCache, adapters: Adapters, *, can_rollback: bool) -> None:
+    def __init__(
+        self,
+        store: WarmStore,
+        cache: SlotCache,
+        adapters: Adapters,
+        *,
+        can_rollback: bool,
+        limit_bytes: int,
+    ) -> None:
         self._store = store
         self._cache = cache
         self._adapters = adapters
         self._is_whole = not can_rollback
+        self._limit_bytes = limit_bytes
+        # By the names of their files; for the reader's thread. Who waits for the same one shares it.
+        self._waiting: WeakValueDictionary[str, WarmState] = WeakValueDictionary()
         # Two threads: who waits for a state is not to wait for another one to be written.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="warm-reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="warm-writer")
@@ -38,7 +52,8 @@ class Warming:
     @property
     def may_save(self) -> bool:
         """Whether a quiet moment may be of use."""
-        return self._cache.unsaved(N_WORTH_SAVING, self._adapters) is not None
+        in_slots = self._cache.unsaved(N_WORTH_SAVING, self._adapters) is not None
+        return in_slots or self._cache.has_unsaved_parked(N_WORTH_SAVING, self._adapters)
 
     @property
     def has_unsaved(self) -> bool:
@@ -47,10 +62,15 @@ class Warming:
         return self.may_save and not is_busy
 
     def save_one(self) -> None:
-        """Take the state of the slot whose loss would cost most, and have it written."""
+        """Take the state whose loss would cost most, of the slots before those in RAM, and have it
+        written."""
         index = self._cache.unsaved(N_WORTH_SAVING, self._adapters)
-        if index is not None:
-            warm = self._cache.freeze(index)
+        warm = (
+            self._cache.freeze_parked(N_WORTH_SAVING, self._adapters)
+            if index is None
+            else self._cache.freeze(index)
+        )
+        if warm:
             self._saving = self._writer.submit(
                 self._store.save, warm.tokens, warm.state, whole=self._is_whole
             )
@@ -74,19 +94,34 @@ class Warming:
 
     def close(self) -> None:
         """Save what is worth it, as far as the time goes; what is half written is swept at the next start."""
-        if self.has_unsaved and not self._is_lost:
+        until = time.monotonic() + CLOSING_S
+        while self._is_written(until) and self.may_save and not self._is_lost:
             self.save_one()
-        if self._saving:
-            try:
-                self._saving.result(CLOSING_S)
-            except TimeoutError:
-                log.warning("The warm cache was not written to its end: the disk is too slow.")
+        if not self._is_written(until):
+            log.warning("The warm cache was not written to its end: the disk is too slow.")
         self._reader.shutdown(cancel_futures=True)
         self._writer.shutdown(wait=False, cancel_futures=True)
+
+    def _is_written(self, until: float) -> bool:
+        """Wait for what is being written; false when that takes too long."""
+        writing = [self._saving] if self._saving else []
+        return not wait(writing, max(until - time.monotonic(), 0.0)).not_done
 
     def _read(self, tokens: Sequence[int], n_known: int) -> WarmState | None:
         entry = self._store.find(tokens[:-1], whole=self._is_whole)
         if entry is None or entry.n_common - n_known < N_WORTH_THAWING:
             return None
+        if not is_worth_putting_back(entry.n_tokens, entry.n_common):
+            return None
+        waiting = dict(self._waiting)
+        if entry.name in waiting:
+            return waiting[entry.name]
+        n_bytes = entry.state_bytes + sum(len(warm.state) for warm in waiting.values())
+        if waiting and n_bytes > self._limit_bytes:
+            return None  # reading the text anew costs time, and no memory
         loaded = self._store.load(entry)
-        return WarmState(*loaded) if loaded else None
+        if loaded is None:
+            return None
+        tokens, state = loaded
+        self._waiting[entry.name] = warm = WarmState(tokens, state, len(tokens))
+        return warm

@@ -159,10 +159,10 @@ class Worker:
                 try:
                     self._step()
                 except EngineError as error:
-                    self._flush()
-                    self._send([self._stamp(event) for event in self._scheduler.fail_all(str(error))])
                     if self._warming:
                         self._warming.forget()
+                    self._flush()
+                    self._send([self._stamp(event) for event in self._scheduler.fail_all(str(error))])
                     return
             elif patience_s == IDLE_S:
                 self._use_the_quiet()
@@ -274,7 +274,13 @@ class Worker:
             return None
         store = WarmStore(spec.warm_folder, key=spec.warm_key, limit_bytes=spec.warm_bytes)
         adapters = lora.scales(spec.adapters, None)
-        return Warming(store, self._scheduler.cache, adapters, can_rollback=backend.memory.can_rollback)
+        return Warming(
+            store,
+            self._scheduler.cache,
+            adapters,
+            can_rollback=backend.memory.can_rollback,
+            limit_bytes=spec.state_bytes,
+        )
 
 
 def _report_progress(connection: Connection) -> Callable[[float], None]:

@@ -125,6 +125,8 @@ class Referee:
 
     def _read(self, tokens: Sequence[int], position: int) -> np.ndarray:
         n = len(tokens)
+        if n == 0:  # nothing was said after the last shift
+            return np.zeros((0, self._n_vocab))
         batch = library.llama_batch_init(n, 0, 1)
         for i, token in enumerate(tokens):
             batch.token[i], batch.pos[i] = token, position + i
@@ -243,6 +245,7 @@ class Stage:
             sampling=sampling,
             max_tokens=n_new,
             reuse_cache=True,
+            speculate=True,
             n_logprobs=N_TOP if has_logprobs else None,
             **more,
         )

@@ -8,13 +8,13 @@ from collections import Counter
 import pytest
 
 from nemolocal.engine.batching import Budget
-from nemolocal.engine.cache import N_IDLE_CELLS
+from nemolocal.engine.cache import N_IDLE_CELLS, WarmState
 from nemolocal.engine.client import _translate
 from nemolocal.engine.messages import Chunk, Failed
 from nemolocal.engine.scheduler import Ended, Scheduler, StepEvent
 from nemolocal.errors import ContextLengthError, EngineDiedError, EngineError
 from nemolocal.types import GenerationParams, SamplingParams
-from tests.engine.fake_backend import FakeBackend, answer
+from tests.engine.fake_backend import CONTROL, FakeBackend, answer
 
 PLENTY = 10_000
 
@@ -408,3 +408,42 @@ def test_parked_states_stay_within_their_limit() -> None:
     assert ends_of(run(scheduler), 8)[0].usage.cached_tokens == 0
     scheduler.add(9, [4] * 610, params(1))
     assert ends_of(run(scheduler), 9)[0].usage.cached_tokens == 600
+
+
+def test_what_has_no_place_in_ram_stays_in_its_slot() -> None:
+    backend = FakeBackend(n_ctx=4 * N_IDLE_CELLS, n_slots=3, n_batch=512)
+    scheduler = Scheduler(backend, state_bytes=1_000)
+    document = [5] * (N_IDLE_CELLS + 100)
+    scheduler.add(1, document, params(1))
+    run(scheduler)
+    while scheduler.cache.can_park():
+        scheduler.cache.park_one()
+    scheduler.add(2, [6] * 10, params(1))
+    run(scheduler)
+    scheduler.add(3, [*document, 1], params(1))
+    assert ends_of(run(scheduler), 3)[0].usage.cached_tokens == len(document)
+
+
+def test_a_new_conversation_leaves_another_one_that_begins_alike_its_memory() -> None:
+    backend = FakeBackend(n_ctx=4096, n_batch=512, can_rollback=False)
+    scheduler = Scheduler(backend, state_bytes=1 << 20)
+    system, user = [CONTROL, *[1] * 100], [CONTROL, *[2] * 100]
+    first = [*system, *user, *[3] * 300]
+    scheduler.add(1, first, params(1))
+    run(scheduler)
+    scheduler.add(2, [*system, CONTROL, 4, 5], params(1))
+    assert ends_of(run(scheduler), 2)[0].usage.cached_tokens == len(system)
+    scheduler.add(3, [*first, 6], params(1))
+    assert ends_of(run(scheduler), 3)[0].usage.cached_tokens == len(first)
+
+
+def test_a_state_that_has_no_place_makes_nobody_forget() -> None:
+    backend = FakeBackend(n_ctx=256, n_batch=256)
+    scheduler = Scheduler(backend)
+    scheduler.add(1, [1] * 100, params(1))
+    run(scheduler)
+    longer = WarmState([2] * 300, memoryview(bytearray(b"[false, [], []]")))
+    scheduler.add(2, [2] * 120, params(1), warm=longer)
+    run(scheduler)
+    scheduler.add(3, [1] * 101, params(1))
+    assert ends_of(run(scheduler), 3)[0].usage.cached_tokens == 100

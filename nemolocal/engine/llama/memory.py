@@ -58,12 +58,16 @@ class LlamaMemory:
             return memoryview(b"")
         flags = PARTIAL_ONLY if is_partial else 0
         size = self._library.llama_state_seq_get_size_ext(self._context, slot, flags)
-        state = (ctypes.c_uint8 * size)()
+        try:
+            state = (ctypes.c_uint8 * size)()
+        except MemoryError:
+            return memoryview(b"")
         n = self._library.llama_state_seq_get_data_ext(self._context, state, size, slot, flags)
         return memoryview(state).cast("B")[:n]
 
     def restore(self, slot: int, state: memoryview, *, is_partial: bool) -> bool:
-        if not is_partial and slot in self._copying.values():  # it is still to be copied as it was
+        is_copied = slot in self._copying or slot in self._copying.values()
+        if not is_partial and is_copied:  # with the next batch, from what it was or over what is put back
             self.remove(slot, 0)
             return False
         flags = PARTIAL_ONLY if is_partial else 0
