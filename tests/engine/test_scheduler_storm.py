@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from nemolocal.engine import cache as cache_module
+from nemolocal.engine import checkpoints
 from nemolocal.engine.backend import Adapters
 from nemolocal.engine.batching import Budget
 from nemolocal.engine.cache import WarmState
@@ -167,7 +169,7 @@ class Storm:
             stop=stop[: rng.choice([0, 0, 1, 2])],
             reuse_cache=rng.choice([None, None, True, False]),
             n_logprobs=rng.choice([None, None, 0, 3]),
-            speculate=rng.random() < 0.8,
+            speculate=rng.choice([None, True, True, False]),
             shift_context=self.form.shifts and rng.random() < 0.5,
         )
         if params.shift_context and params.max_tokens is None:
@@ -194,9 +196,12 @@ class Storm:
 
     def save(self) -> None:
         """What the process does in a quiet moment."""
-        index = self.scheduler.cache.unsaved(8, self.form.adapters[0])
-        if index is not None:
-            self.saved.append(self.scheduler.cache.freeze(index))
+        cache = self.scheduler.cache
+        if cache.can_park():
+            cache.park_one()
+        index = cache.unsaved(8, self.form.adapters[0])
+        if index is not None and self.form.warms:
+            self.saved.append(cache.freeze(index))
 
     def cancel(self) -> None:
         id = self.rng.choice(list(self.asked))
@@ -261,7 +266,7 @@ class Storm:
         assert usage.prompt_tokens == len(asked.prompt)
         assert 0 <= usage.cached_tokens < len(asked.prompt)
         assert 0 <= usage.accepted_tokens <= usage.drafted_tokens
-        assert usage.drafted_tokens == 0 or asked.params.speculate
+        assert usage.drafted_tokens == 0 or asked.params.speculate is not False
         if not stops:
             assert usage.completion_tokens == len(said) == sum(chunk.n_tokens for chunk in chunks)
         told = [logprob.chosen.token for chunk in chunks for logprob in chunk.logprobs]
@@ -273,15 +278,17 @@ class Storm:
 LORA = ((1.0,), (0.0,), (3.0,))
 FORMS = {
     "shared": Form(warms=True),
+    "shared, parked": Form(state_bytes=20_000, shifts=True, adapters=LORA, warms=True),
     "shared, one slot": Form(n_slots=1, shifts=True, drafter="any"),
     "shared, guesses": Form(drafter="any", warms=True, refuses=True),
     "shared, looked up": Form(drafter="ngram", shifts=True, n_slots=6),
     "shared, draft model": Form(drafter="model", adapters=LORA),
     "shared, all at once": Form(
-        drafter="any", adapters=LORA, refuses=True, warms=True, shifts=True, n_slots=6
+        drafter="any", adapters=LORA, refuses=True, warms=True, shifts=True, n_slots=6, state_bytes=9_000
     ),
     "shared, shifted": Form(shifts=True, n_slots=3, warms=True),
     "split": Form(is_shared=False, n_slots=6),
+    "split, parked": Form(is_shared=False, state_bytes=5_000, refuses=True, drafter="any"),
     "split, draft model": Form(is_shared=False, drafter="model", shifts=True),
     "split, all at once": Form(
         is_shared=False, drafter="any", adapters=LORA, refuses=True, warms=True, shifts=True
@@ -291,6 +298,13 @@ FORMS = {
     "checkpoints": Form(can_rollback=False, state_bytes=100_000, adapters=LORA, warms=True),
     "checkpoints, refusals": Form(can_rollback=False, state_bytes=5_000, warms=True, refuses=True),
 }
+
+
+@pytest.fixture(autouse=True)
+def _small_things_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "N_WORTH_PARKING", 10)
+    monkeypatch.setattr(cache_module, "N_IDLE_CELLS", 40)
+    monkeypatch.setattr(checkpoints, "N_WORTH_KEEPING", 8)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -304,7 +318,7 @@ def test_storm(name: str, seed: int) -> None:
                 storm.ask()
         if storm.asked and rng.random() < 0.1:
             storm.cancel()
-        if storm.form.warms and rng.random() < 0.2:
+        if rng.random() < 0.2:
             storm.save()
         storm.step()
         n_steps += 1

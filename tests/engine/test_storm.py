@@ -132,7 +132,7 @@ def a_way(rng: random.Random) -> GenerationParams:
         reuse_cache=rng.choice([None, None, None, True, False]),
         n_logprobs=rng.choice([None, 0, 3]),
         shift_context=rng.random() < 0.3,
-        speculate=rng.random() < 0.7,
+        speculate=rng.choice([None, True, False]),
     )
 
 
@@ -202,7 +202,7 @@ def check(request: Request) -> None:
     )
     assert request.n_told <= usage.completion_tokens
     assert usage.accepted_tokens <= usage.drafted_tokens
-    assert usage.drafted_tokens == 0 or params.speculate
+    assert usage.drafted_tokens == 0 or params.guesses_ahead
     assert not any(stop in request.text for stop in params.stop)
     if params.n_logprobs is None:
         assert not request.logprobs
