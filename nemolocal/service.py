@@ -60,7 +60,9 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory. `gpu_bytes` and `ram_bytes` are the plan's; `n_active` requests use it.
+    """A model in memory. `gpu_bytes` and `ram_bytes` are the plan's; `n_active` requests use it, of which
+    `n_waiting` wait for a slot. Of the `n_cells` of its KV cache `n_taken_cells` hold something; both are 0
+    for a model that has none.
     `expires_in_s` is the time until it is unloaded where nobody asks for it, None while it is in use or where
     it stays. `note` says in one line what is unusual about its plan, "" where nothing is."""
 
@@ -73,6 +75,9 @@ class LoadedModel:
     n_active: int
     expires_in_s: float | None
     note: str = ""
+    n_waiting: int = 0
+    n_cells: int = 0
+    n_taken_cells: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,20 +171,7 @@ class Service:
 
     def loaded(self) -> list[LoadedModel]:
         """The models in memory, the last used first."""
-        return [
-            LoadedModel(
-                id=resident.name,
-                device=resident.device,
-                n_ctx=resident.engine.info.n_ctx,
-                n_slots=resident.engine.spec.n_slots,
-                gpu_bytes=sum(n_bytes for _, n_bytes in resident.footprint.gpu_bytes),
-                ram_bytes=resident.footprint.ram_bytes,
-                n_active=resident.n_leases,
-                expires_in_s=resident.expires_in_s,
-                note=resident.note,
-            )
-            for resident in self._residency.residents
-        ]
+        return [_loaded(resident) for resident in self._residency.residents]
 
     def totals(self) -> dict[str, ModelTotals]:
         """What each model has done since the program started, by its id."""
@@ -443,6 +435,24 @@ def _status_of(
         progress=1.0,
         note=resident.note,
         loaded=loaded,
+    )
+
+
+def _loaded(resident: Resident) -> LoadedModel:
+    engine = resident.engine
+    return LoadedModel(
+        id=resident.name,
+        device=resident.device,
+        n_ctx=engine.info.n_ctx,
+        n_slots=engine.spec.n_slots,
+        gpu_bytes=sum(n_bytes for _, n_bytes in resident.footprint.gpu_bytes),
+        ram_bytes=resident.footprint.ram_bytes,
+        n_active=resident.n_leases,
+        expires_in_s=resident.expires_in_s,
+        note=resident.note,
+        n_waiting=min(engine.occupancy.n_waiting, resident.n_leases),
+        n_cells=engine.occupancy.n_cells,
+        n_taken_cells=engine.occupancy.n_taken_cells,
     )
 
 

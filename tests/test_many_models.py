@@ -15,7 +15,7 @@ import pytest
 
 from nemolocal import config
 from nemolocal.engine.client import EngineClient
-from nemolocal.engine.messages import LoadSpec
+from nemolocal.engine.messages import LoadSpec, Occupancy
 from nemolocal.errors import EngineDiedError, EngineError, EngineGaveUpError, ModelNotFoundError
 from nemolocal.hardware import Hardware
 from nemolocal.models import room
@@ -50,6 +50,7 @@ class FakeEngine:
         self.is_alive = True
         self.pid: int | None = None
         self.death: EngineDiedError | None = None
+        self.occupancy = Occupancy()
         self.gate = asyncio.Event()
         self.gate.set()
         self.info = SimpleNamespace(
@@ -149,11 +150,14 @@ async def test_models_lie_side_by_side_while_they_fit() -> None:
 
 
 async def test_what_is_loaded() -> None:
-    made = Machine().service(ctx=512, slots=3, keep_alive_s=60)
+    pc = Machine()
+    made = pc.service(ctx=512, slots=3, keep_alive_s=60)
     await ask(made, "one", keep_alive_s=-1)
     stream = made.find_model("two").chat(HI, GenerationParams())
     await anext(stream)
+    pc.engines[1].occupancy = Occupancy(n_running=1, n_waiting=7, n_cells=512, n_taken_cells=40)
     two, one = made.loaded()
+    assert (two.n_waiting, two.n_cells, two.n_taken_cells) == (1, 512, 40)  # no more than ask
     assert (two.id, two.n_active, two.expires_in_s, two.n_ctx, two.n_slots) == ("two", 1, None, 512, 3)
     assert (two.device, two.gpu_bytes, two.ram_bytes, two.note) == ("CPU", 0, TAKES_BYTES, "")
     assert (one.id, one.n_active, one.expires_in_s) == ("one", 0, None)

@@ -53,9 +53,12 @@ COUNTERS: tuple[Metric[ModelTotals], ...] = (
 )
 
 GAUGES: tuple[Metric[LoadedModel], ...] = (
-    Metric("requests_processing", "Requests that have a slot now.", lambda it: min(it.n_active, it.n_slots)),
+    Metric("requests_processing", "Requests that have a slot now.", lambda it: it.n_active - it.n_waiting),
+    Metric("requests_deferred", "Requests that wait for a slot now.", lambda it: it.n_waiting),
     Metric(
-        "requests_deferred", "Requests that wait for a slot now.", lambda it: max(it.n_active - it.n_slots, 0)
+        "kv_cache_usage_ratio",
+        "Share of the KV cache that holds something, be it what is remembered.",
+        lambda it: it.n_taken_cells / it.n_cells if it.n_cells else 0.0,
     ),
 )
 

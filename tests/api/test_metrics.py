@@ -79,13 +79,18 @@ async def test_what_the_models_did() -> None:
     }
 
 
-@pytest.mark.parametrize(("n_active", "figures"), [(0, [0, 0]), (3, [3, 0]), (4, [4, 0]), (9, [4, 5])])
-async def test_what_is_running_and_what_waits(n_active: int, figures: list[int]) -> None:
+async def test_what_is_running_and_what_waits() -> None:
     service = FakeService()
-    service.in_memory = [LoadedModel("m", "CPU", 4096, 4, 0, 0, n_active, None)]
+    service.in_memory = [
+        LoadedModel("m", "CPU", 4096, 4, 0, 0, 9, None, n_waiting=5, n_cells=4096, n_taken_cells=1024),
+        LoadedModel("embedder", "CPU", 512, 4, 0, 0, 3, None),
+    ]
     async with client(service) as caller:
         found = samples((await caller.get("/metrics")).text)
-    assert [found["requests_processing", "m"], found["requests_deferred", "m"]] == figures
+    names = [metric.name for metric in GAUGES]
+    assert names == ["requests_processing", "requests_deferred", "kv_cache_usage_ratio"]
+    assert [found[name, "m"] for name in names] == [4, 5, 0.25]
+    assert [found[name, "embedder"] for name in names] == [3, 0, 0]
 
 
 def test_before_the_first_request_there_is_no_sample() -> None:
