@@ -18,7 +18,7 @@ from nemolocal.engine.cache import SlotCache, WarmState
 from nemolocal.engine.messages import Chunk, Failed
 from nemolocal.engine.prefixes import n_common
 from nemolocal.engine.sequence import Sequence
-from nemolocal.engine.speculation import Drafter, Experience, Watch, Wish
+from nemolocal.engine.speculation import Drafter, Speculation, Wish
 from nemolocal.engine.text import TextStream
 from nemolocal.errors import ContextLengthError
 from nemolocal.types import FinishReason, GenerationParams, Usage
@@ -52,13 +52,12 @@ class Scheduler:
         state_bytes: int = 0,
     ) -> None:
         self._backend = backend
-        self._drafter = drafter if backend.memory.can_rollback else None
-        self._step_cost = step_cost
+        self._speculation: Speculation | None = None
+        if drafter and backend.memory.can_rollback:
+            self._speculation = Speculation(drafter, step_cost)
         self._cache = SlotCache(backend.memory, backend.n_slots, state_bytes=state_bytes)
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in order of admission: the last is the youngest
-        self._watches: dict[int, Watch] = {}
-        self._experience = Experience()
         self._launched = Plan()
         self._is_launched = False
         self._n_steps = 0
@@ -211,7 +210,7 @@ class Scheduler:
         run."""
         while self._waiting and self._cache.has_idle_slot():
             sequence = self._waiting[0]
-            reuse = sequence.reuses_cache
+            reuse = sequence.params.reuses_cache
             if self._running and not self._has_place(sequence, reuse=reuse):
                 return
             if not reuse and not self._running:
@@ -274,20 +273,16 @@ class Scheduler:
     def _guesses(self, decoding: list[Sequence]) -> dict[int, list[int]]:
         """What the answers may go on with, where computing that ahead pays."""
         n_spare = self._backend.n_outputs - self._backend.n_slots
-        if not self._drafter or not decoding or len(decoding) > N_GUESSED_FOR or not n_spare:
+        if not self._speculation or not decoding or len(decoding) > N_GUESSED_FOR or not n_spare:
             return {}
         wishes = []
         for sequence in decoding:
             room = self._backend.n_ctx - len(sequence.tokens) - 1
             n_most = min(n_spare // len(decoding), sequence.n_new_most - sequence.n_new - 1, room)
-            if n_most <= 0 or not sequence.params.speculate:
-                continue
-            watch = self._watches.setdefault(sequence.id, Watch(self._experience))
-            n = watch.n_worthwhile(n_most, len(decoding), self._step_cost)
-            if n:
+            if n_most > 0 and sequence.params.guesses_ahead:
                 assert sequence.slot is not None
-                wishes.append(Wish(sequence.id, sequence.slot, sequence.tokens, n))
-        return self._drafter.draft(wishes) if wishes else {}
+                wishes.append(Wish(sequence.id, sequence.slot, sequence.tokens, n_most))
+        return self._speculation.guesses(wishes, len(decoding))
 
     def _apply(self, sequence: Sequence, row: Row, sampled: Sampled | None) -> None:
         """Record what was computed, and what was sampled, of one sequence."""
@@ -303,7 +298,8 @@ class Scheduler:
             self._cache.truncate(row.slot, sequence.n_computed)
             sequence.n_drafted += row.n_drafted
             sequence.n_accepted += n_right
-            self._watches[sequence.id].observe(row.n_drafted, n_right)
+            assert self._speculation
+            self._speculation.observe(sequence.id, n_guessed=row.n_drafted, n_right=n_right)
         for index, token in enumerate(sampled.tokens):
             if self._backend.vocab.is_end(token):
                 self._end(sequence, "stop")
@@ -371,9 +367,8 @@ class Scheduler:
             self._running.remove(sequence)
             self._leave(sequence)
         sequence.sampler.close()
-        self._watches.pop(sequence.id, None)
-        if self._drafter:
-            self._drafter.forget(sequence.id)
+        if self._speculation:
+            self._speculation.forget(sequence.id)
 
     def _leave(self, sequence: Sequence) -> None:
         """Give up the slot. What follows a shift was computed after other text, so it is not remembered."""

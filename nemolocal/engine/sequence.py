@@ -44,11 +44,3 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Whether its next row gives the next token of an answer that has begun."""
         return self.n_pending == 1 and self.n_new > 0
-
-    @property
-    def reuses_cache(self) -> bool:
-        """Whether a remembered beginning may be used; a seed that matters asks for the same text again."""
-        if self.params.reuse_cache is not None:
-            return self.params.reuse_cache
-        sampling = self.params.sampling
-        return sampling.seed is None or sampling.temperature <= 0.0

@@ -8,7 +8,7 @@ model of the same vocabulary. Whether they pay is measured while running.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from nemolocal.engine.backend import Backend, Batch, CacheFullError, Row, Sampler
@@ -42,7 +42,10 @@ class Wish:
 
 
 class Drafter(Protocol):
-    """Where guesses come from."""
+    """Where guesses come from. `is_free` says that making them costs next to nothing, so that how many are
+    worth computing is asked afterwards."""
+
+    is_free: bool
 
     def draft(self, wishes: Sequence[Wish]) -> dict[int, list[int]]:
         """Guesses by sequence id; none where there is nothing to go by."""
@@ -110,6 +113,45 @@ class Watch:
             self._n_between = min(2 * self._n_between, N_BETWEEN_TRIES_MOST)
 
 
+class Speculation:
+    """Guesses for the running sequences, as many as pay."""
+
+    def __init__(self, drafter: Drafter, step_cost: StepCost) -> None:
+        self._drafter = drafter
+        self._step_cost = step_cost
+        self._experience = Experience()
+        self._watches: dict[int, Watch] = {}
+
+    def guesses(self, wishes: Sequence[Wish], n_rows: int) -> dict[int, list[int]]:
+        """What the wishing sequences may go on with, by id, for a step of `n_rows` rows without guesses."""
+        if not self._drafter.is_free:
+            wanted = []
+            for wish in wishes:
+                n = self._n_worthwhile(wish.id, wish.n_most, n_rows)
+                wanted += [replace(wish, n_most=n)] if n else []
+            return self._drafter.draft(wanted) if wanted else {}
+        guesses = {}
+        for id, tokens in self._drafter.draft(wishes).items():
+            n = self._n_worthwhile(id, len(tokens), n_rows)
+            if n:
+                guesses[id] = tokens[:n]
+        return guesses
+
+    def observe(self, id: int, *, n_guessed: int, n_right: int) -> None:
+        """Learn how many guesses of a sequence were right."""
+        self._watches[id].observe(n_guessed, n_right)
+
+    def forget(self, id: int) -> None:
+        """The sequence has ended."""
+        self._watches.pop(id, None)
+        self._drafter.forget(id)
+
+    def _n_worthwhile(self, id: int, n_most: int, n_rows: int) -> int:
+        if id not in self._watches:
+            self._watches[id] = Watch(self._experience)
+        return self._watches[id].n_worthwhile(n_most, n_rows, self._step_cost)
+
+
 @dataclass(slots=True)
 class _Index:
     """Where each run of tokens was last followed by something, for one text that grows at its end."""
@@ -120,6 +162,8 @@ class _Index:
 
 class NgramDrafter:
     """Looks up what followed the last tokens when they occurred before."""
+
+    is_free = True
 
     def __init__(self) -> None:
         self._indexes: dict[int, _Index] = {}
@@ -153,6 +197,8 @@ class NgramDrafter:
 
 class ModelDrafter:
     """Lets a small model of the same vocabulary go on greedily. It keeps up with each slot's text."""
+
+    is_free = False
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
