@@ -39,7 +39,7 @@ def serve(
     `load` gets a function that takes the loaded share, 0 to 1.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which tells us
-    _redirect_stderr(log_path)
+    redirect_stderr(log_path)
     # On an abort llama.cpp would run a debugger, which writes on the user's stdout and takes seconds.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     try:
@@ -73,7 +73,7 @@ def _report_progress(connection: Connection) -> Callable[[float], None]:
     return report
 
 
-def _redirect_stderr(path: str) -> None:
+def redirect_stderr(path: str) -> None:
     """Native code that aborts writes its last words to stderr; keep them where the parent can quote them.
     Where that cannot be written, they go to the parent's stderr."""
     try:

@@ -1,18 +1,17 @@
 """The child process: takes commands from the pipe, steps the scheduler, sends its events.
 
-Adds what the scheduler must not know: the clock, the pipe and the thread that tokenizes long prompts.
+Adds what the scheduler must not know: the clock, the pipe, and what is kept in quiet moments.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
-from nemolocal.engine import lora
+from nemolocal.engine import child, lora
 from nemolocal.engine.backend import Backend
 from nemolocal.engine.intake import Intake, Prepared
 from nemolocal.engine.messages import (
@@ -24,11 +23,9 @@ from nemolocal.engine.messages import (
     Event,
     Failed,
     Finished,
-    LoadFailed,
-    LoadProgress,
     LoadSpec,
+    ModelInfo,
     Occupancy,
-    Ready,
     Rejected,
     Shutdown,
     Submit,
@@ -41,44 +38,45 @@ from nemolocal.engine.warming import IDLE_S, Warming
 from nemolocal.errors import ContextLengthError, EngineError, InvalidRequestError
 from nemolocal.types import Timings
 
+if TYPE_CHECKING:
+    from nemolocal.engine.llama.backend import LlamaBackend
+
 PREPARING_POLL_S = 0.002
 BEAT_S = 1.0
 OCCUPANCY_EVERY_S = 1.0
-PROGRESS_EVERY_S = 0.1
 
 
 def main(connection: Connection, spec: LoadSpec, log_path: str) -> None:
     """Entry of the child process; returns when the parent asks for it, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which tells us
-    _redirect_stderr(log_path)
-    # On an abort llama.cpp would run a debugger, which writes on the user's stdout and takes seconds.
-    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     from nemolocal.engine.llama.backend import LlamaBackend
     from nemolocal.engine.llama.drafting import open_drafter
 
-    drafter = None
-    try:
-        backend = LlamaBackend(spec, _report_progress(connection))
-        drafter = open_drafter(spec, backend)
-        info = backend.info()
-        spec = replace(spec, warm_key=f"{spec.warm_key} {info.library}")
-        connection.send([Ready(info)])
-    except (BrokenPipeError, ConnectionResetError):
-        return  # the parent is gone; there is nobody to tell
-    except EngineError as error:
-        connection.send([LoadFailed(error.message, error.hint)])
-        return
-    except Exception as error:  # whatever a broken library or driver throws is an answer too
-        connection.send([LoadFailed(f"The engine did not start: {type(error).__name__}: {error}.")])
-        return
-    try:
-        Worker(connection, backend, spec, drafter=drafter).run()
-    except (BrokenPipeError, EOFError, ConnectionResetError):
-        pass
-    finally:
-        if drafter:
-            drafter.close()
-        backend.close()
+    def load(report: Callable[[float], None]) -> _Loaded:
+        backend = LlamaBackend(spec, report)
+        return _Loaded(backend, open_drafter(spec, backend))
+
+    def run(loaded: _Loaded) -> None:
+        # A saved state is of use only to the library that wrote it.
+        keyed = replace(spec, warm_key=f"{spec.warm_key} {loaded.info().library}")
+        Worker(connection, loaded.backend, keyed, drafter=loaded.drafter).run()
+
+    child.serve(connection, log_path, load=load, run=run)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A model and what guesses ahead for it."""
+
+    backend: LlamaBackend
+    drafter: Drafter | None
+
+    def info(self) -> ModelInfo:
+        return self.backend.info()
+
+    def close(self) -> None:
+        if self.drafter:
+            self.drafter.close()
+        self.backend.close()
 
 
 @dataclass(slots=True)
@@ -281,26 +279,3 @@ class Worker:
             can_rollback=backend.memory.can_rollback,
             limit_bytes=spec.state_bytes,
         )
-
-
-def _report_progress(connection: Connection) -> Callable[[float], None]:
-    last = 0.0
-
-    def report(fraction: float) -> None:
-        nonlocal last
-        if time.monotonic() - last >= PROGRESS_EVERY_S:
-            last = time.monotonic()
-            connection.send([LoadProgress(fraction)])
-
-    return report
-
-
-def _redirect_stderr(path: str) -> None:
-    """Native code that aborts writes its last words to stderr; keep them where the parent can quote them.
-    Where that cannot be written, they go to the parent's stderr."""
-    try:
-        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    except OSError:
-        return
-    os.dup2(target, 2)
-    os.close(target)

@@ -7,7 +7,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from nemolocal.engine import worker
+from nemolocal.engine import child, worker
 from nemolocal.engine.llama import backend
 from nemolocal.engine.messages import (
     Accepted,
@@ -78,13 +78,13 @@ def reads_for_long(connection: Connection, spec: LoadSpec, log_path: str) -> Non
 
 
 def runs_out_of_memory_in_load(connection: Connection, spec: LoadSpec, log_path: str) -> None:
-    worker._redirect_stderr(log_path)
+    child.redirect_stderr(log_path)
     os.write(2, b"cudaMalloc failed: out of memory\n")
     connection.send([LoadFailed("llama.cpp could not make a context.", "Use a smaller --ctx.")])
 
 
 def runs_out_of_memory_at_the_first_request(connection: Connection, spec: LoadSpec, log_path: str) -> None:
-    worker._redirect_stderr(log_path)
+    child.redirect_stderr(log_path)
     connection.send([Ready(INFO)])
     command = connection.recv()
     os.write(2, b"ggml_gallocr: failed to allocate CUDA0 buffer of size 1\n")

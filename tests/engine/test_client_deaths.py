@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nemolocal.engine import client, worker
+from nemolocal.engine import child, client, worker
 from nemolocal.engine.client import EngineClient
 from nemolocal.engine.messages import LoadSpec, Ready
 from nemolocal.errors import EngineDiedError, EngineError
@@ -98,7 +98,7 @@ async def test_log_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(worker, "main", children.dies_in_load)
     with pytest.raises(EngineDiedError):
         await asyncio.wait_for(EngineClient.start(SPEC, tmp_path / "file" / "log"), 30)
-    worker._redirect_stderr(str(tmp_path / "file" / "log"))
+    child.redirect_stderr(str(tmp_path / "file" / "log"))
 
 
 async def test_child_that_hangs_is_ended_with_one_clear_error(
