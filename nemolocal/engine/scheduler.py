@@ -297,7 +297,6 @@ class Scheduler:
         if row.n_drafted:
             self._cache.truncate(row.slot, sequence.n_computed)
             sequence.n_drafted += row.n_drafted
-            sequence.n_accepted += n_right
             assert self._speculation
             self._speculation.observe(sequence.id, n_guessed=row.n_drafted, n_right=n_right)
         for index, token in enumerate(sampled.tokens):
@@ -306,6 +305,7 @@ class Scheduler:
                 return
             sequence.tokens.append(token)
             sequence.n_new += 1
+            sequence.n_accepted += index < n_right  # not what is right beyond the end
             sequence.n_unsent += 1
             sequence.logprobs += sampled.logprobs[index : index + 1]
             self._send(sequence, sequence.text.push(self._backend.vocab.piece(token)))

@@ -26,6 +26,7 @@ EXPERIENCE = 0.05  # what one guess of any text changes in the hope for the next
 N_BETWEEN_TRIES = 32  # steps without guesses before some are tried again; doubled each time they were wrong
 N_BETWEEN_TRIES_MOST = 1024
 N_TRIED = 4
+N_READ = 128  # tokens of a text that a small model reads within one step: everyone's streams wait for it
 
 StepCost = Callable[[int], float]
 """Seconds of a step that computes this many rows; only ratios count."""
@@ -196,7 +197,8 @@ class NgramDrafter:
 
 
 class ModelDrafter:
-    """Lets a small model of the same vocabulary go on greedily. It keeps up with each slot's text."""
+    """Lets a small model of the same vocabulary go on greedily. It keeps up with each slot's text, and
+    guesses nothing for one that it is still reading."""
 
     is_free = False
 
@@ -210,6 +212,7 @@ class ModelDrafter:
         texts = {wish.id: list(wish.tokens) for wish in wishes}
         active = self._fitting(wishes)
         try:
+            active = self._caught_up(active)
             for wish in active:
                 greedy = SamplingParams(temperature=0.0)
                 samplers[wish.id] = self._backend.sampler(greedy, [], n_logprobs=None)
@@ -255,10 +258,23 @@ class ModelDrafter:
             self._forget(others)
         return sorted(chosen, key=lambda wish: wish.slot)
 
+    def _caught_up(self, wishes: list[Wish]) -> list[Wish]:
+        """Those whose texts it has read but for a little; it reads a piece of one of the others."""
+        behind = [wish for wish in wishes if self._n_behind(wish) > N_READ]
+        if behind:
+            row = self._row(behind[0], behind[0].tokens, None, min(N_READ, self._backend.n_batch))
+            self._backend.launch(Batch([row]))
+            self._backend.collect()
+            self._held[row.slot] += row.tokens
+        return [wish for wish in wishes if wish not in behind]
+
+    def _n_behind(self, wish: Wish) -> int:
+        return len(wish.tokens) - n_common(self._held[wish.slot], wish.tokens)
+
     def _is_done(self, wish: Wish, guesses: list[int]) -> bool:
         return len(guesses) >= wish.n_most or bool(guesses and self._backend.vocab.is_end(guesses[-1]))
 
-    def _row(self, wish: Wish, text: list[int], sampler: Sampler, n_most: int) -> Row:
+    def _row(self, wish: Wish, text: Sequence[int], sampler: Sampler | None, n_most: int) -> Row:
         held = self._held[wish.slot]
         n_kept = min(n_common(held, text), len(text) - 1)
         if n_kept < len(held):
@@ -266,7 +282,7 @@ class ModelDrafter:
                 self._backend.memory.remove(wish.slot, 0)
                 n_kept = 0
             del held[n_kept:]
-        tokens = text[n_kept : n_kept + max(n_most, 1)]
+        tokens = list(text[n_kept : n_kept + max(n_most, 1)])
         is_last = n_kept + len(tokens) == len(text)
         return Row(wish.slot, n_kept, tokens, sampler if is_last else None)
 
