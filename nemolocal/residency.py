@@ -20,6 +20,7 @@ from nemolocal.models.store import LocalModel
 
 log = logging.getLogger(__name__)
 
+ENDING_HINT = "Start it again and send the request once more."
 SETTLE_S = 0.5
 """A driver may take a moment to give back what a process held that has ended."""
 
@@ -343,6 +344,8 @@ def _tell(load: _Load, task: asyncio.Task[None]) -> None:
     if load.outcome.done():
         return
     error = None if task.cancelled() else task.exception()
+    if task.cancelled() and load.n_waiting:
+        error = EngineError("The model was not loaded: NemoLocal is ending.", hint=ENDING_HINT)
     if error:
         load.outcome.set_exception(error)
     else:

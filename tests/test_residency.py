@@ -271,6 +271,17 @@ async def test_close(machine: Machine) -> None:
     assert [engine.n_closed for engine in machine.engines.values()] == [1, 1]
 
 
+async def test_end_of_the_program_is_told_to_those_who_wait_for_a_model(machine: Machine) -> None:
+    residency = Residency(machine.decide)
+    machine.gate.clear()
+    waiting = [asyncio.create_task(use(residency, name)) for name in ("a", "a", "b")]
+    await asyncio.sleep(0.01)
+    await residency.close()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert ["is ending" in str(result) for result in results] == [True] * 3
+    assert {type(result) for result in results} == {EngineError}
+
+
 async def test_load_of_other_files_is_not_joined(machine: Machine) -> None:
     """A request for one quant is not served by what a plan chose for a request that left it open."""
     residency = Residency(machine.decide)

@@ -83,6 +83,7 @@ class EngineClient:
         self._on_progress: Callable[[float], None] = lambda fraction: None
         self._gone = asyncio.Event()
         self._is_loaded = False
+        self._is_closing = False
         self._last_failure = ""  # of the model, after which the child exits
         self._watchdog_s = watchdog_s
         self._watchdog = Watchdog(has_work=self._has_work, on_hang=self._end_hanging)
@@ -208,6 +209,7 @@ class EngineClient:
 
     async def close(self) -> None:
         """End the child and free its memory. Streams that still run end with EngineDiedError."""
+        self._is_closing = True
         self._watchdog.rest()
         self._outbox.put(Shutdown())
         # A child that is still loading takes no commands, and neither does one that hangs.
@@ -307,6 +309,8 @@ class EngineClient:
         """How the process ended, in its own last words where it had any."""
         if self.death:
             return self.death
+        if self._is_closing:
+            return EngineDiedError("The engine was shut down.", hint=STARTED_ANEW)
         code, lines = self._process.exitcode, _last_lines(self._log_path)
         is_out_of_memory = _speaks_of_memory([self._last_failure, *lines])
         if self._last_failure:
