@@ -6,12 +6,13 @@ import ctypes
 import math
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nemolocal.engine.backend import Row
 from nemolocal.engine.llama.backend import KV_TYPES
 from nemolocal.engine.llama.inputs import Inputs
-from nemolocal.engine.llama.library import Log, load_library, load_model, metadata
+from nemolocal.engine.llama.library import Log, describe, load_library, load_model, metadata
 from nemolocal.engine.llama.vocab import LlamaVocab
 from nemolocal.engine.messages import LoadSpec, ModelInfo
 from nemolocal.errors import EngineError
@@ -91,25 +92,15 @@ class LlamaEmbedder:
     # What the parent is told ---------------------------------------------------------------------
 
     def info(self) -> ModelInfo:
-        library, vocab = self._library, self._vocab
-        return ModelInfo(
-            name=metadata(library, self._model, "general.name"),
-            architecture=self._architecture,
+        info = describe(
+            self._library,
+            self._model,
+            self._vocab,
             n_ctx=self.n_ctx,
-            n_ctx_train=int(library.llama_model_n_ctx_train(self._model)),
-            n_params=int(library.llama_model_n_params(self._model)),
-            size_bytes=int(library.llama_model_size(self._model)),
-            n_vocab=vocab.n_tokens,
-            bos=vocab.bos,
-            eos=vocab.eos,
-            adds_bos=vocab.adds_bos,
-            control_tokens=vocab.control_texts,
-            chat_template="",
-            library=f"llama.cpp {library.llama_version().decode()}",
-            system_info=library.llama_print_system_info().decode(),
-            buffers=tuple(self._log.buffers),
+            buffers=self._log.buffers,
             n_embd=0 if self.can_rank else self._n_values,
         )
+        return replace(info, chat_template="")  # nobody chats with it
 
     # Inside --------------------------------------------------------------------------------------
 

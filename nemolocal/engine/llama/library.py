@@ -6,10 +6,11 @@ import ctypes
 import os
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from nemolocal.engine.messages import LoadSpec
+from nemolocal.engine.llama.vocab import LlamaVocab
+from nemolocal.engine.messages import LoadSpec, ModelInfo
 from nemolocal.errors import EngineError
 
 BUFFER_LINE = re.compile(r"(\S+)\s+(model|KV|RS|output|compute)\s+buffer size\s+=\s+([\d.]+) MiB")
@@ -60,6 +61,37 @@ def metadata(library: Any, model: Any, key: str) -> str:
     buffer = ctypes.create_string_buffer(256)
     n = library.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
     return buffer.value.decode("utf-8", "replace") if n >= 0 else ""
+
+
+def describe(
+    library: Any,
+    model: Any,
+    vocab: LlamaVocab,
+    *,
+    n_ctx: int,
+    buffers: Iterable[tuple[str, str, int]],
+    n_embd: int = 0,
+) -> ModelInfo:
+    """What llama.cpp says of a loaded model, and what its user says of the context."""
+    template = library.llama_model_chat_template(model, None) or b""
+    return ModelInfo(
+        name=metadata(library, model, "general.name"),
+        architecture=metadata(library, model, "general.architecture"),
+        n_ctx=n_ctx,
+        n_ctx_train=int(library.llama_model_n_ctx_train(model)),
+        n_params=int(library.llama_model_n_params(model)),
+        size_bytes=int(library.llama_model_size(model)),
+        n_vocab=vocab.n_tokens,
+        bos=vocab.bos,
+        eos=vocab.eos,
+        adds_bos=vocab.adds_bos,
+        control_tokens=vocab.control_texts,
+        chat_template=template.decode("utf-8", "replace"),
+        library=f"llama.cpp {library.llama_version().decode()}",
+        system_info=library.llama_print_system_info().decode(),
+        buffers=tuple(buffers),
+        n_embd=n_embd,
+    )
 
 
 class Log:
