@@ -240,11 +240,14 @@ class Scheduler:
 
     def _is_being_read(self, sequence: Sequence) -> bool:
         """Whether another request is reading the same beginning: it is read once, then shared."""
-        if not self._backend.memory.can_rollback:
-            return False
         reading = [
             other for other in self._running if not other.is_decoding and other.adapters == sequence.adapters
         ]
+        if not self._backend.memory.can_rollback:
+            n_coming = max((_n_to_come(other, sequence.tokens) for other in reading), default=0)
+            if not n_coming:
+                return False
+            return n_coming - self._cache.n_at_hand(sequence.tokens, sequence.adapters) >= N_WORTH_WAITING
         elsewhere = set(range(self._backend.n_slots)) - set(_slots(reading))
         n_known = self._cache.n_known(sequence.tokens, sequence.adapters, elsewhere)
         return any(
@@ -392,6 +395,12 @@ class Scheduler:
         self._leave(sequence)
         self._waiting.appendleft(sequence)
         return True
+
+
+def _n_to_come(reading: Sequence, prompt: list[int]) -> int:
+    """Tokens up to the last checkpoint that a prompt being read will leave for one that begins like it."""
+    n_shared = min(n_common(reading.tokens, prompt), len(prompt) - 1)
+    return max((at for at in reading.borders if reading.n_computed < at <= n_shared), default=0)
 
 
 def _slots(running: Iterable[Sequence]) -> list[int]:

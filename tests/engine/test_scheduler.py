@@ -447,3 +447,26 @@ def test_a_state_that_has_no_place_makes_nobody_forget() -> None:
     run(scheduler)
     scheduler.add(3, [1] * 101, params(1))
     assert ends_of(run(scheduler), 3)[0].usage.cached_tokens == 100
+
+
+@pytest.mark.parametrize("can_rollback", [True, False])
+def test_choices_of_one_prompt_read_it_once(can_rollback: bool) -> None:
+    backend = FakeBackend(n_ctx=8192, n_batch=512, can_rollback=can_rollback)
+    scheduler = Scheduler(backend, state_bytes=1 << 20)
+    prompt = [CONTROL, *[1] * 1200, CONTROL, *[2] * 300, CONTROL, 7]
+    for id in range(4):
+        scheduler.add(id, prompt, params(3))
+    events = run(scheduler, n_prefill=200)
+    assert all(text_of(events, id) == expected(prompt, 3) for id in range(4))
+    n_read = sum(sum(len(row.tokens) for row in batch.rows) for batch in backend.batches)
+    assert n_read < len(prompt) + 4 * 10
+
+
+def test_a_checkpoint_that_is_not_kept_is_waited_for_but_not_for_ever() -> None:
+    backend = FakeBackend(n_ctx=8192, n_batch=512, can_rollback=False)
+    scheduler = Scheduler(backend, state_bytes=20)  # no state is so small
+    prompt = [CONTROL, *[1] * 300, CONTROL, 7]
+    for id in range(3):
+        scheduler.add(id, prompt, params(3))
+    events = run(scheduler, n_prefill=50)
+    assert all(text_of(events, id) == expected(prompt, 3) for id in range(3))
