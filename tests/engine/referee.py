@@ -219,7 +219,7 @@ class Stage:
         self.events: list[StepEvent] = []
         self.admitted: list[int] = []
         self._referee = referee
-        self._budget = Budget(n_prefill, n_prefill)
+        self.budget = Budget(n_prefill, n_prefill)
 
     def ask(
         self,
@@ -255,7 +255,7 @@ class Stage:
 
     def step(self, n: int = 1) -> None:
         for _ in range(n):
-            self.events += self.scheduler.step(self._budget)
+            self.events += self.scheduler.step(self.budget)
             self.admitted += self.scheduler.admitted
 
     def run(self) -> None:

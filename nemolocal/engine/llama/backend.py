@@ -11,7 +11,7 @@ from typing import Any
 
 from nemolocal.engine.backend import Batch, CacheFullError, Sampled, Sampler
 from nemolocal.engine.llama.adapters import LoraAdapters
-from nemolocal.engine.llama.library import Log, load_library, load_model, metadata
+from nemolocal.engine.llama.library import Log, describe, load_library, load_model
 from nemolocal.engine.llama.memory import LlamaMemory
 from nemolocal.engine.llama.sampler import DeviceSampling, LlamaSampler, Samplers
 from nemolocal.engine.llama.vocab import LlamaVocab
@@ -51,6 +51,9 @@ class LlamaBackend:
         self.n_slots = spec.n_slots
         # Not the one asked for: llama.cpp cuts it down to the context, and aborts on a larger batch.
         self.n_batch = int(library.llama_n_batch(self._context))
+        if self.memory.has_window:
+            # In planning a batch of several parts llama.cpp drops what the first of them still needs.
+            self.n_batch = min(self.n_batch, int(library.llama_n_ubatch(self._context)))
         self.n_outputs = spec.n_slots + spec.n_drafted
         self.is_async = spec.n_gpu_layers != 0
         self._samplers = Samplers(library, self._context, self.vocab, n_ctx=self.n_ctx)
@@ -107,26 +110,7 @@ class LlamaBackend:
     # What the parent is told ---------------------------------------------------------------------
 
     def info(self) -> ModelInfo:
-        library, vocab = self._library, self.vocab
-        return ModelInfo(
-            name=metadata(library, self._model, "general.name"),
-            architecture=metadata(library, self._model, "general.architecture"),
-            n_ctx=self.n_ctx,
-            n_ctx_train=int(library.llama_model_n_ctx_train(self._model)),
-            n_params=int(library.llama_model_n_params(self._model)),
-            size_bytes=int(library.llama_model_size(self._model)),
-            n_vocab=vocab.n_tokens,
-            bos=vocab.bos,
-            eos=vocab.eos,
-            adds_bos=vocab.adds_bos,
-            control_tokens=vocab.control_texts,
-            chat_template=(library.llama_model_chat_template(self._model, None) or b"").decode(
-                "utf-8", "replace"
-            ),
-            library=f"llama.cpp {library.llama_version().decode()}",
-            system_info=library.llama_print_system_info().decode(),
-            buffers=tuple(self.log.buffers),
-        )
+        return describe(self._library, self._model, self.vocab, n_ctx=self.n_ctx, buffers=self.log.buffers)
 
     # Inside --------------------------------------------------------------------------------------
 

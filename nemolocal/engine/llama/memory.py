@@ -19,11 +19,9 @@ class LlamaMemory:
         self.is_shared = is_shared
         self.n_cells = n_ctx
         self.n_ctx_slot = n_ctx if is_shared else n_ctx // n_slots
-        self._has_window = library.llama_model_n_swa(model) > 0
+        self.has_window = library.llama_model_n_swa(model) > 0
         self.can_rollback = not (
-            library.llama_model_is_recurrent(model)
-            or library.llama_model_is_hybrid(model)
-            or self._has_window
+            library.llama_model_is_recurrent(model) or library.llama_model_is_hybrid(model) or self.has_window
         )
         self._copying: dict[int, int] = {}  # target to source, of copies that the next batch will make
         self.can_shift = self.can_rollback and bool(library.llama_memory_can_shift(self._memory))
@@ -35,7 +33,7 @@ class LlamaMemory:
         if self.is_shared:
             self._library.llama_memory_seq_cp(self._memory, source, target, 0, end)
             return
-        if self._has_window:
+        if self.has_window:
             # llama.cpp would copy with the next batch, over what is put back into the window until then.
             self.restore(target, self.save(source, is_partial=False), is_partial=False)
             return
