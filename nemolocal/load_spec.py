@@ -39,7 +39,7 @@ def build(plan: sizing.Plan, hardware: Hardware, config: Config) -> LoadSpec:
         n_queue=settings.queue,
         pooling=plan.candidate.shape.pooling,
         n_drafted=0 if settings.draft == "off" else memory.N_DRAFTED,
-        draft=_draft(config) if is_generating else "off",
+        draft=_draft(plan, config),
         adapters=adapters if is_generating else (),
         warm_folder=str(config.paths.cache / "states") if settings.warm_cache_mib and is_generating else "",
         warm_key=_warm_key(plan, adapters),
@@ -54,7 +54,10 @@ def _spare_ram_bytes(plan: sizing.Plan, hardware: Hardware) -> int:
     return max(int(SHARE_OF_RAM * left), 0)
 
 
-def _draft(config: Config) -> str:
+def _draft(plan: sizing.Plan, config: Config) -> str:
+    shape = plan.candidate.shape
+    if shape.pooling or not planning.can_guess(shape):
+        return "off"
     model = planning.draft_model(config)
     return str(model.path) if model else config.settings.draft
 

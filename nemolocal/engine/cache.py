@@ -216,6 +216,7 @@ class SlotCache:
         if parked:
             parked.n_saved = len(parked.tokens)
         state = parked.state if parked else self._memory.save(index, is_partial=False)
+        self._note_saved(slot.tokens, slot.adapters)
         return WarmState(list(slot.tokens), state, slot.n_saved)
 
     def has_unsaved_parked(self, n_least: int, adapters: Adapters) -> bool:
@@ -228,7 +229,16 @@ class SlotCache:
         if parked is None:
             return None
         parked.n_saved = len(parked.tokens)
+        self._note_saved(parked.tokens, adapters)
         return WarmState(parked.tokens, parked.state, parked.n_saved)
+
+    def _note_saved(self, tokens: list[int], adapters: Adapters) -> None:
+        """What others begin with alike is saved with it, where a beginning of a state is of use."""
+        if not self._memory.can_rollback:
+            return
+        for slot in self._slots:
+            slot.n_saved = max(slot.n_saved, _n_shared(slot, tokens, adapters))
+        self._parking.note_saved(tokens, adapters)
 
     def can_park(self) -> bool:
         """Whether an idle slot holds what is worth a copy in RAM."""

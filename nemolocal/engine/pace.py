@@ -15,6 +15,7 @@ ALONE_S = 0.5  # a step while only prompts are read: how long a cancel or a new 
 N_LEAST = 16  # below this a prompt would hardly advance
 N_PROBE = 128  # prompt tokens of a step before anything was measured
 SMOOTHING = 0.3
+UNKNOWN = 2.0  # how much more a prompt token is taken to cost beside answers before that was measured
 ROW_SHARE = 0.15  # of a step, what one row more is taken to cost before it was measured
 
 
@@ -23,19 +24,22 @@ class Pace:
 
     def __init__(self, n_batch: int) -> None:
         self._n_batch = n_batch
-        self._token_s = 0.0
+        self._alone_s = 0.0  # a prompt token, in steps that read prompts
+        self._beside_s = 0.0  # the same in steps that also write answers, whose chunks are smaller
         self._decode_s = 0.0
         self._known_rows: list[int] = []  # sorted
         self._row_s: dict[int, float] = {}
 
     def budget(self, *, is_flowing: bool) -> Budget:
         """Prompt tokens for the next step. Before anything was measured: a small probe."""
-        if self._token_s == 0.0:
+        alone_s, beside_s = self._alone_s or self._beside_s, self._beside_s or UNKNOWN * self._alone_s
+        if alone_s == 0.0:
             n = min(self._n_batch, N_PROBE)
             return Budget(n, n)
-        decode_s = self._decode_s if is_flowing else 0.0
-        wanted_s = FLOWING_S if is_flowing else ALONE_S
-        return Budget(self._n_prefill(wanted_s - decode_s), self._n_prefill(BURST_S - decode_s))
+        if not is_flowing:
+            return Budget(self._n_prefill(ALONE_S, alone_s), self._n_prefill(BURST_S, alone_s))
+        n = self._n_prefill(FLOWING_S - self._decode_s, beside_s)
+        return Budget(n, self._n_prefill(BURST_S - self._decode_s, alone_s))
 
     def observe(self, *, n_prefill: int, n_rows: int, seconds: float) -> None:
         """Learn from a step that read `n_prefill` prompt tokens (0: it only wrote answers, `n_rows` rows)."""
@@ -45,7 +49,12 @@ class Pace:
                 insort(self._known_rows, n_rows)
             self._row_s[n_rows] = _smooth(self._row_s.get(n_rows, 0.0), seconds)
         elif n_prefill >= N_LEAST:
-            self._token_s = _smooth(self._token_s, max(seconds - self._decode_s, 1e-6) / n_prefill)
+            is_beside = n_rows > n_prefill
+            token_s = max(seconds - (self._decode_s if is_beside else 0.0), 1e-6) / n_prefill
+            if is_beside:
+                self._beside_s = _follow(self._beside_s, token_s)
+            else:
+                self._alone_s = _follow(self._alone_s, token_s)
 
     def step_s(self, n_rows: int) -> float:
         """What a step of so many rows takes, in seconds: as measured, or between its measured neighbours.
@@ -65,8 +74,14 @@ class Pace:
         share = (n_rows - below) / (above - below)
         return self._row_s[below] + share * (self._row_s[above] - self._row_s[below])
 
-    def _n_prefill(self, seconds: float) -> int:
-        return max(min(int(seconds / self._token_s), self._n_batch), min(N_LEAST, self._n_batch))
+    def _n_prefill(self, seconds: float, token_s: float) -> int:
+        return max(min(int(seconds / token_s), self._n_batch), min(N_LEAST, self._n_batch))
+
+
+def _follow(old: float, new: float) -> float:
+    """Rises at once and falls slowly: a step that took too long was felt by everyone, one that could have
+    taken longer by nobody."""
+    return new if new > old else _smooth(old, new)
 
 
 def _smooth(old: float, new: float) -> float:

@@ -87,6 +87,12 @@ class Parking:
         ]
         return max(worth, key=lambda parked: len(parked.tokens) - parked.n_saved, default=None)
 
+    def note_saved(self, tokens: list[int], adapters: Adapters) -> None:
+        """Note that a state after these tokens is on disk; it does for all that begins like it."""
+        for parked in self._kept:
+            if parked.adapters == adapters:
+                parked.n_saved = max(parked.n_saved, n_common(parked.tokens, tokens))
+
     def touch(self, parked: Parked) -> None:
         """Note that it was used."""
         self._clock += 1

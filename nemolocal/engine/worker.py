@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 PREPARING_POLL_S = 0.002
 BEAT_S = 1.0
+INTAKE_S = 0.02  # for commands between two steps while answers stream; each may hold a prompt to tokenize
 OCCUPANCY_EVERY_S = 1.0
 
 
@@ -121,6 +122,7 @@ class Worker:
         )
         self._clocks: dict[int, _Clock] = {}
         self._unsent: list[Event] = []
+        self._stepped = 0.0
         self._beaten = 0.0
         self._occupancy = Occupancy()
         self._occupancy_told = 0.0
@@ -149,7 +151,8 @@ class Worker:
                 if isinstance(command, Shutdown):
                     return
                 self._obey(command)
-                continue  # take in all commands that wait before the next step
+                if not self._is_step_due():
+                    continue  # take in all commands that wait before the next step
             for item in self._intake.take():
                 self._add(item)
             self._show_life()
@@ -164,6 +167,10 @@ class Worker:
                     return
             elif patience_s == IDLE_S:
                 self._use_the_quiet()
+
+    def _is_step_due(self) -> bool:
+        """Whether answers that stream have waited long enough while commands came in one after another."""
+        return self._scheduler.is_flowing() and self._now() - self._stepped >= INTAKE_S
 
     def _patience_s(self) -> float | None:
         """How long to wait for a command: not at all while there is work, for ever when idle."""
@@ -221,7 +228,7 @@ class Worker:
         scheduler.launch(self._pace.budget(is_flowing=is_flowing))
         self._flush()
         events = scheduler.collect()
-        after = self._now()
+        self._stepped = after = self._now()
         self._pace.observe(n_prefill=scheduler.n_prefilled, n_rows=scheduler.n_rows, seconds=after - before)
         for id in scheduler.admitted:
             self._clocks[id].started = self._clocks[id].started or before

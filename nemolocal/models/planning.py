@@ -14,6 +14,7 @@ from nemolocal.models import catalog, placement, reference, sizing, store
 from nemolocal.models.choice import Candidate
 from nemolocal.models.memory import KvType
 from nemolocal.models.reference import HubRef, NamedRef, PathRef, Reference
+from nemolocal.models.shape import ModelShape
 from nemolocal.models.store import LocalModel
 
 
@@ -38,12 +39,20 @@ def decide(
     draft = draft_model(config)
     if draft is None or found.candidate.shape.pooling:
         return found
+    if not can_guess(found.candidate.shape):
+        reason = f"{draft.id} does not guess for this model, which cannot take a guess back."
+        return replace(found, reasons=(*found.reasons, reason))
     needed = placement.needed_bytes(draft.info.shape, found.load)
     if not found.placement.gpus:
         return found  # in RAM it is mapped beside the model, and the margin there is for such things
     found = sizing.plan(name, files, hardware, replace(wished, margin_bytes=wished.margin_bytes + needed))
     reason = f"{needed / sizing.GIB:.1f} GiB of that are for {draft.id}, which guesses ahead."
     return replace(found, reasons=(*found.reasons, reason))
+
+
+def can_guess(shape: ModelShape) -> bool:
+    """Whether tokens may be guessed ahead: recurrent state and sliding windows cannot be rolled back."""
+    return not shape.state_bytes and not any(layer.n_swa for layer in shape.layers)
 
 
 def draft_model(config: Config) -> LocalModel | None:

@@ -51,3 +51,18 @@ def test_cost_of_rows_is_what_was_measured_and_lies_between_its_neighbours() -> 
     assert pace.step_s(1) == pytest.approx(0.010)
     assert pace.step_s(3) == pytest.approx(0.020)
     assert pace.step_s(9) > pace.step_s(5)
+
+
+def test_a_long_prompt_beside_streams_keeps_to_its_time() -> None:
+    """Prompt tokens get dearer as the text gets longer, and small chunks are dearer than large ones."""
+    pace = taught(4096, token_s=0.0001, decode_s=0.010)
+    n_read, steps = 0, []
+    while n_read < 30_000:
+        n = pace.budget(is_flowing=True).n_prefill
+        seconds = 0.012 + n * (0.00015 + n_read * 4e-9)
+        pace.observe(n_prefill=n, n_rows=n + 8, seconds=seconds)
+        n_read += n
+        steps.append(seconds)
+    assert max(steps[2:]) < 0.1
+    spent = sum(steps) - 0.012 * len(steps)
+    assert spent / sum(steps) > 0.8

@@ -509,8 +509,8 @@ def test_llama_cpp_makes_of_the_split_just_the_runs_that_were_planned() -> None:
 def test_the_figures_of_each_device_add_up() -> None:
     shown = plan("demo", LADDER, machine(RTX_3060)).to_dict()
     assert list(shown) == [
-        "model", "file", "quant", "fits", "context", "slots", "kv_type", "kv_layout", "split_mode", "n_ubatch",
-        "devices", "host", "reasons", "forecast",
+        "model", "file", "quant", "fits", "context", "slots", "kv_type", "kv_layout", "split_mode",
+        "n_ubatch", "devices", "host", "reasons", "forecast",
     ]  # fmt: skip
     parts = ["weights_bytes", "kv_bytes", "state_bytes", "compute_bytes", "overhead_bytes"]
     (device,) = shown["devices"]

@@ -18,11 +18,26 @@ def open_drafter(spec: LoadSpec, backend: LlamaBackend) -> Drafter | None:
 
     Raises EngineError for a draft model that cannot be loaded or whose vocabulary is not the model's.
     """
-    if spec.draft == "off" or not spec.n_drafted or not backend.memory.can_rollback:
+    if spec.draft == "off" or not spec.n_drafted:
+        return None
+    if not backend.memory.can_rollback:
+        if spec.draft != "ngram":
+            raise EngineError(
+                "This model cannot take a guess back, so a draft model is of no use to it.",
+                hint="Load it without --draft.",
+            )
         return None
     if spec.draft == "ngram":
         return NgramDrafter()
-    small_spec = replace(spec, path=spec.draft, draft="off", n_drafted=0, adapters=(), tensor_split=())
+    small_spec = replace(
+        spec,
+        path=spec.draft,
+        draft="off",
+        n_drafted=0,
+        adapters=(),
+        n_gpu_layers=-1 if spec.n_gpu_layers else 0,  # all of it, also where the large one lies in part
+        tensor_split=(),
+    )
     small = LlamaBackend(small_spec, lambda share: None, log=backend.log)
     difference = _difference(backend.vocab, small.vocab)
     if difference:
