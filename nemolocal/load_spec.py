@@ -13,12 +13,14 @@ from nemolocal.hardware import Hardware
 from nemolocal.models import fingerprint, memory, planning, sizing
 
 SHARE_OF_RAM = 0.25  # of what is free beside the model
+SCALE_MOST = 100  # of a LoRA adapter; far beyond it the model computes what is no number
 
 
 def build(plan: sizing.Plan, hardware: Hardware, config: Config) -> LoadSpec:
     """The engine's half of a plan. Reads the model's file, so not for the event loop.
 
-    Raises UsageError for a LoRA adapter that is not there, and what finding a draft model raises.
+    Raises UsageError for a LoRA adapter that is not there or whose scale is none, and what finding a draft
+    model raises.
     """
     settings = config.settings
     adapters = tuple(_adapter(text) for text in settings.lora)
@@ -73,6 +75,11 @@ def _adapter(text: str) -> tuple[str, float]:
     if not file.is_file():
         raise UsageError(
             f"There is no LoRA adapter {path}.", hint="--lora wants FILE.gguf or FILE.gguf:SCALE."
+        )
+    if not abs(scale) <= SCALE_MOST:  # not a number is not within it either
+        raise UsageError(
+            f"The LoRA adapter {path} has a scale of {scale:g}, "
+            f"which is not from -{SCALE_MOST} to {SCALE_MOST}."
         )
     return str(file), scale
 

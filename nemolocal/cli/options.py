@@ -32,6 +32,8 @@ _METAVARS = {
     "models_dir": "DIR",
     "hardware": "FILE",
     "gpu": "UUID|INDEX,…",
+    "lora": "FILE[:SCALE],…",
+    "draft": "REF|ngram|off",
 }
 _PANELS = (
     ("Loading the model", (*LOADING, *PLANNING, *STAYING)),
@@ -49,7 +51,7 @@ def takes_settings(*names: str) -> Callable[[Callable[..., Any]], Callable[..., 
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         def run(**given: Any) -> Any:
-            flags = {name: given.pop(name) for name in names}
+            flags = {name: _joined(given.pop(name)) for name in names}
             # A switch that is not there says nothing; a file or a variable may have turned it on.
             config = load({name: value for name, value in flags.items() if value is not False})
             log.start(config.paths.logs, config.settings.log_level)
@@ -81,10 +83,18 @@ def _flag(name: str) -> inspect.Parameter:
         rich_help_panel=next((panel for panel, names in _PANELS if name in names), None),
     )
     # Values are taken as text: the settings' own checks say what is wrong, wherever a value came from.
-    kind: Any = bool if is_switch else str | None
+    one: Any = list[str] if isinstance(setting.default, tuple) else str
+    kind: Any = bool if is_switch else one | None
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=False if is_switch else None,
         annotation=Annotated[kind, option],
     )
+
+
+def _joined(given: Any) -> Any:
+    """A flag that takes a list may be given several times; none of them is lost."""
+    if isinstance(given, list):
+        return ",".join(given) if given else None
+    return given

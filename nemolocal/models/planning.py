@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Literal, cast
 
 from nemolocal.config import Config
-from nemolocal.errors import ModelNotFoundError
+from nemolocal.errors import ModelNotFoundError, UsageError
 from nemolocal.hardware import Hardware
 from nemolocal.models import catalog, placement, reference, sizing, store
 from nemolocal.models.choice import Candidate
@@ -58,10 +58,18 @@ def can_guess(shape: ModelShape) -> bool:
 def draft_model(config: Config) -> LocalModel | None:
     """The small model that guesses for others, None where the text itself does, or nothing.
 
-    Raises ModelNotFoundError when it is not on this machine.
+    Raises ModelNotFoundError when it is not on this machine, and UsageError when it writes no text.
     """
     named = config.settings.draft
-    return None if named in ("ngram", "off") else store.resolve(reference.parse(named), config)
+    if named in ("ngram", "off"):
+        return None
+    model = store.resolve(reference.parse(named), config)
+    if model.info.shape.pooling:
+        raise UsageError(
+            f"--draft: {model.id} embeds or ranks texts, and guesses none.",
+            hint="A draft model is a smaller one of the model's family.",
+        )
+    return model
 
 
 def wish(config: Config) -> sizing.Wish:

@@ -157,6 +157,8 @@ def _about_context(found: Found, wish: Wish, search: Search) -> str:
     n_train = candidate.shape.n_ctx_train
     if candidate.shape.pooling:
         more = f"; --ctx takes more, up to {n_train:,}" if load.n_ctx < n_train and not wish.n_ctx else ""
+        if wish.n_ctx > n_train:
+            more = f"; the {wish.n_ctx:,} asked for are more than the {n_train:,} that the model reads"
         return f"Inputs of up to {load.n_ctx:,} tokens{more}."
     if wish.n_ctx > n_train:
         return f"A context of {load.n_ctx:,} tokens, as asked for, but the model was trained for {n_train:,}."

@@ -131,11 +131,11 @@ def plan(model: str, candidates: Sequence[Candidate], hardware: Hardware, wish: 
     files = _wished_files(candidates, wish)
     gpus = _wished_gpus(hardware, wish)
     _check(wish, files, gpus, hardware)
-    search = Search(hardware, wish, gpus)
+    search = Search(hardware, _within(files[0].shape, wish), gpus)
     here = [c for c in files if c.is_local]
     found = (search.whole(here) if here and len(here) < len(files) else None) or search.any(files)
     if found is None:
-        raise reasons.refusal(model, files, wish, search)
+        raise reasons.refusal(model, files, search.wish, search)
     candidate, load, place = found = search.faster(found)
     return Plan(
         model=model,
@@ -391,6 +391,11 @@ def _wished_gpus(hardware: Hardware, wish: Wish) -> list[Gpu]:
     return chosen
 
 
+def _within(shape: ModelShape, wish: Wish) -> Wish:
+    """A context that is more than a model that embeds or ranks can read was wished for others, which chat."""
+    return replace(wish, n_ctx=0) if shape.pooling and wish.n_ctx > shape.n_ctx_train else wish
+
+
 def _check(wish: Wish, files: Sequence[Candidate], gpus: Sequence[Gpu], hardware: Hardware) -> None:
     """Refuse what no memory could make possible."""
     if not files:
@@ -402,11 +407,6 @@ def _check(wish: Wish, files: Sequence[Candidate], gpus: Sequence[Gpu], hardware
     if wish.n_ctx < 0:
         raise UsageError(f"A context of {wish.n_ctx} tokens is not possible.")
     shape = files[0].shape
-    if shape.pooling and wish.n_ctx > shape.n_ctx_train:
-        raise UsageError(
-            f"This model reads inputs of at most {shape.n_ctx_train:,} tokens.",
-            hint=f"Use --ctx {shape.n_ctx_train} or less.",
-        )
     if wish.kv_type and not _can_hold(files[0], wish.kv_type):
         raise UsageError(
             f"A cache of the type {wish.kv_type} needs attention heads of a multiple of {KV_BLOCK} elements; "

@@ -37,6 +37,14 @@ def test_a_switch_that_is_not_given_leaves_the_environment_alone(
     assert found == {"value": True, "source": "env"}
 
 
+def test_a_list_may_be_given_in_one_flag_or_in_several(cli: Cli) -> None:
+    given = ("--lora", "a.gguf,b.gguf:0.5", "--lora", "c.gguf", "--gpu", "1")
+    settings = json.loads(cli("config", *given, "--json").out)["settings"]
+    assert settings["lora"] == {"value": ["a.gguf", "b.gguf:0.5", "c.gguf"], "source": "flag"}
+    assert settings["gpu"] == {"value": ["1"], "source": "flag"}
+    assert settings["allow_origin"]["source"] == "default"
+
+
 def test_secrets_are_masked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEMOLOCAL_API_KEY", "sesame-4711")
     table, data = cli("config"), cli("config", "--json")

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from nemolocal.config import load
-from nemolocal.errors import UsageError
 from nemolocal.models import gguf, memory, sizing, store
 from nemolocal.models.memory import MIB, Load, load_of
 from nemolocal.models.shape import ModelShape, Pooling
@@ -184,9 +183,12 @@ def test_little_memory_makes_the_inputs_shorter(tmp_path: Path) -> None:
     assert plan.load.n_ctx < 4096
 
 
-def test_an_input_longer_than_the_model_reads_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"at most 512 tokens\. Use --ctx 512 or less"):
-        planned(wide(tmp_path, "bert"), Wish(n_ctx=513))
+def test_a_context_longer_than_the_model_reads_is_no_wish_for_it(tmp_path: Path) -> None:
+    """A server's --ctx is for all its models, and those that embed mostly read less."""
+    plan = planned(wide(tmp_path, "bert"), Wish(n_ctx=8192))
+    assert plan.load == planned(wide(tmp_path, "bert")).load
+    told = "Inputs of up to 512 tokens; the 8,192 asked for are more than the 512 that the model reads."
+    assert told in plan.reasons
     assert planned(wide(tmp_path, "bert"), Wish(n_ctx=300, n_slots=4)).load == Load(300, 4, "f16", 300)
 
 

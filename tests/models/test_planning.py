@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from nemolocal import config
-from nemolocal.errors import ModelFileError, ModelNotFoundError
+from nemolocal.errors import ModelFileError, ModelNotFoundError, UsageError
 from nemolocal.models import planning, reference
-from tests import synthetic
+from tests import synthetic, synthetic_embedders
 from tests.profiles import machine
 
 LAPTOP = machine(ram_gib=12)
@@ -75,3 +75,10 @@ def test_a_draft_model_has_its_room_beside_the_model(tiny: Path, tmp_path: Path)
     assert plan.reasons[-1] == "small does not guess for this model, which cannot take a guess back."
     with pytest.raises(ModelFileError):
         planning.plan(str(tiny), config.load({"draft": str(tmp_path / "none.gguf")}), DESKTOP)
+
+
+def test_a_model_that_writes_no_text_cannot_guess(tiny: Path, tmp_path: Path) -> None:
+    """llama.cpp would abort at the first guess."""
+    embedder = synthetic_embedders.write(tmp_path / "embedder.gguf", "bert")
+    with pytest.raises(UsageError, match="embedder embeds or ranks texts, and guesses none"):
+        planning.plan(str(tiny), config.load({"draft": str(embedder)}), DESKTOP)
