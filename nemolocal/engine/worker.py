@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 PREPARING_POLL_S = 0.002
 BEAT_S = 1.0
+PARKING_S = 0.5  # quiet seconds before an idle conversation is copied to RAM
 INTAKE_S = 0.02  # for commands between two steps while answers stream; each may hold a prompt to tokenize
 OCCUPANCY_EVERY_S = 1.0
 
@@ -165,7 +166,7 @@ class Worker:
                     self._flush()
                     self._send([self._stamp(event) for event in self._scheduler.fail_all(str(error))])
                     return
-            elif patience_s == IDLE_S:
+            elif patience_s in (PARKING_S, IDLE_S):
                 self._use_the_quiet()
 
     def _is_step_due(self) -> bool:
@@ -178,8 +179,9 @@ class Worker:
             return 0.0
         if self._intake.n_pending:
             return PREPARING_POLL_S
-        may_save = self._warming is not None and self._warming.may_save
-        return IDLE_S if may_save or self._scheduler.cache.can_park() else None
+        if self._scheduler.cache.can_park():
+            return PARKING_S
+        return IDLE_S if self._warming is not None and self._warming.may_save else None
 
     def _use_the_quiet(self) -> None:
         """Keep what is idle for later: first in RAM, then on disk."""
