@@ -22,8 +22,8 @@ SOURCE = (
     "The harbour of Aldmere was built in 1742 by the merchant Tobias Crane. It has four piers, of which the "
     "northern one is used by the fishing fleet. The lighthouse at its mouth was lit for the first time in "
     "the winter of 1801 and has been kept by the same family ever since. In 1923 a storm destroyed the "
-    "western breakwater, and the town council decided to replace it with one of granite. The new breakwater is three "
-    "hundred metres long and eleven metres wide at its base."
+    "western breakwater, and the town council decided to replace it with one of granite. The new breakwater "
+    "is three hundred metres long and eleven metres wide at its base."
 )
 TASKS = {
     "quotes its source": f"Text: {SOURCE}\n\nSummarise the text above, quoting it word for word.",
