@@ -67,8 +67,6 @@ def bench(
     report = asyncio.run(run(made, output.note))
     result = report.to_dict()
     comparison = baselines.compare(result, baseline[1], baseline[0]) if baseline else None
-    if target:
-        baselines.write(result, target)
     if as_json:
         shown = (
             asdict(comparison) | {"slower": [run.streams for run in comparison.slower]}
@@ -76,10 +74,12 @@ def bench(
             else None
         )
         output.print_json({**result, "comparison": shown})
-        return
-    _show(report, comparison)
-    if target:
-        print(f"Saved as the baseline {target}.")
+    else:
+        _show(report, comparison)
+    if target:  # last: what was measured has been shown where it cannot be kept
+        baselines.write(result, target)
+        if not as_json:
+            print(f"Saved as the baseline {target}.")
 
 
 def _streams(text: str) -> tuple[int, ...]:

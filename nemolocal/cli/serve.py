@@ -26,7 +26,11 @@ def serve(
     config: Config,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", metavar="REF", help="Load this model at start; may be repeated."),
+        typer.Option(
+            "--model",
+            metavar="REF",
+            help="Load this model at start; more of them are served too, and loaded when asked for.",
+        ),
     ] = None,
 ) -> None:
     """Serve models to other programs on this machine, without the page."""

@@ -93,6 +93,20 @@ def test_baseline_is_kept_and_compared_with(cli: Cli, tiny: Path, home: Path, mo
 
 
 @pytest.mark.usefixtures("model")
+def test_what_was_measured_is_shown_where_it_cannot_be_kept(
+    cli: Cli, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(result: object, path: Path) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("nemolocal.baselines.write", is_full)
+    result = cli("bench", tiny, *FEW, "--save", "before")
+    assert result.code == 1
+    assert "First text" in result.out
+    assert "No space left on device" in result.err.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("model")
 def test_baseline_in_a_file_of_another_machine(
     cli: Cli, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
