@@ -20,7 +20,10 @@ class NemoLocalError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.message} {self.hint}".strip()
+        if not self.hint:
+            return self.message
+        stop = "" if self.message.endswith((".", "!", "?", ":")) else "."  # what a library said may have none
+        return f"{self.message}{stop} {self.hint}".strip()
 
 
 class UsageError(NemoLocalError):

@@ -222,3 +222,10 @@ def test_every_class_of_error_has_an_entry_that_is_its_own_or_its_parents() -> N
             is_request = issubclass(kind, errors.InvalidRequestError | errors.UsageError)
             is_request &= kind is not errors.ConfigError  # the settings are the server's own
             assert (fault_of(error).status == 400) == is_request
+
+
+def test_what_happened_and_how_to_mend_it_are_two_sentences() -> None:
+    """Where the first is a library's own words, it may end without a full stop."""
+    assert str(errors.EngineError("arch mismatch", hint="Take another.")) == "arch mismatch. Take another."
+    assert str(errors.EngineError("It failed.", hint="Take another.")) == "It failed. Take another."
+    assert str(errors.EngineError("arch mismatch")) == "arch mismatch"
