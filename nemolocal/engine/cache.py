@@ -251,6 +251,26 @@ class SlotCache:
         slot.n_parked = len(slot.tokens)
         whole = not self._memory.can_rollback
         self._parking.add(list(slot.tokens), slot.adapters, state, whole=whole, n_saved=slot.n_saved)
+        if whole:
+            self._park_beginning(slot, state)
+
+    def _park_beginning(self, slot: Slot, state: memoryview) -> None:
+        """Where there is no way back from the state after an answer: park the one before the question, too.
+        It is made in a slot that holds nothing, from the whole state and a checkpoint."""
+        found = self._checkpoints.before_question(slot.tokens, slot.adapters)
+        spare = next((other for other in self._slots if not other.is_used and not other.tokens), None)
+        if found is None or spare is None or self.n_free < len(slot.tokens):
+            return
+        n = len(found.tokens)
+        is_there = (
+            self._memory.restore(spare.index, state, is_partial=False)
+            and self._memory.restore(spare.index, found.state, is_partial=True)
+            and self._memory.remove(spare.index, n)
+        )
+        if is_there:
+            beginning = self._memory.save(spare.index, is_partial=False)
+            self._parking.add(list(found.tokens), slot.adapters, beginning, whole=True)
+        self._memory.remove(spare.index, 0)
 
     def _clear_parked(self) -> None:
         """Let idle slots that are parked give up cells that every step would have to look past."""

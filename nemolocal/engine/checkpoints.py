@@ -71,6 +71,14 @@ class Checkpoints:
             best.last_used = self._clock
         return best
 
+    def before_question(self, tokens: Sequence[int], key: tuple[float, ...]) -> Checkpoint | None:
+        """The longest one of a text that leaves its closing question out, so that it serves another question
+        about the same text."""
+        own = [c for c in self._kept if c.key == key and c.tokens == tuple(tokens[: len(c.tokens)])]
+        longest = max((len(c.tokens) for c in own), default=0)
+        shorter = [c for c in own if len(c.tokens) <= longest - N_QUESTION // 2]
+        return max(shorter or own, key=lambda c: len(c.tokens), default=None)
+
 
 def borders(tokens: Sequence[int], is_control: Callable[[int], bool]) -> list[int]:
     """Where a later prompt is likely to part from this one: how many tokens come before each such place.

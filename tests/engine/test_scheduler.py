@@ -9,6 +9,7 @@ import pytest
 
 from nemolocal.engine.batching import Budget
 from nemolocal.engine.cache import N_IDLE_CELLS, WarmState
+from nemolocal.engine.checkpoints import N_QUESTION
 from nemolocal.engine.client import _translate
 from nemolocal.engine.messages import Chunk, Failed
 from nemolocal.engine.scheduler import Ended, Scheduler, StepEvent
@@ -470,3 +471,24 @@ def test_a_checkpoint_that_is_not_kept_is_waited_for_but_not_for_ever() -> None:
         scheduler.add(id, prompt, params(3))
     events = run(scheduler, n_prefill=50)
     assert all(text_of(events, id) == expected(prompt, 3) for id in range(3))
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_another_question_about_a_text_that_cannot_be_gone_back_in(is_shared: bool) -> None:
+    """Its slot is given away meanwhile; the state before the first question is still there."""
+    backend = FakeBackend(n_ctx=4096, n_slots=2, n_batch=512, can_rollback=False, is_shared=is_shared)
+    scheduler = Scheduler(backend, state_bytes=1 << 20)
+    text = [5 + i % 90 for i in range(2000)]
+    scheduler.add(1, [*text, 300, 301], params(2))
+    run(scheduler)
+    while scheduler.cache.can_park():
+        scheduler.cache.park_one()
+    for id in (2, 3):
+        scheduler.add(id, [600 + id] * 300, params(1))
+        run(scheduler)
+    prompt = [*text, 400, 401, 402]
+    scheduler.add(9, prompt, params(3))
+    events = run(scheduler)
+    [end] = ends_of(events, 9)
+    assert end.usage.cached_tokens == 2002 - N_QUESTION
+    assert text_of(events, 9) == expected(prompt, 3)
