@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nemolocal.chat.template import ChatTemplate
-from nemolocal.engine.llama import LlamaBackend
+from nemolocal.engine.llama.backend import LlamaBackend
 from nemolocal.engine.messages import LoadSpec
 from nemolocal.types import Message, Segment
 from tests.chat.templates import assistant, call, system, tool, user
@@ -49,7 +49,7 @@ def test_the_template_is_the_models_own(chat: ChatTemplate) -> None:
 def test_control_strings_of_a_user_count_as_their_characters(
     starter: LlamaBackend, chat: ChatTemplate, messages: list[Message], n_tokens: int
 ) -> None:
-    tokens = starter.tokenize(chat.render(messages))
+    tokens = starter.vocab.tokenize(chat.render(messages))
     assert len(tokens) == n_tokens
     # A system turn (the template's own where none is given), a user turn, and the assistant's beginning.
     assert tokens.count(IM_START) == 3
@@ -64,7 +64,7 @@ def test_no_turn_of_a_tool_conversation_can_be_closed_from_inside(
         assistant("", tool_calls=(call(INJECTION, **{INJECTION: INJECTION}),)),
         tool(INJECTION),
     ]
-    tokens = starter.tokenize(chat.render(messages))
+    tokens = starter.vocab.tokenize(chat.render(messages))
     assert tokens.count(IM_START) == 5
     assert tokens.count(IM_END) == 4
 
@@ -72,4 +72,4 @@ def test_no_turn_of_a_tool_conversation_can_be_closed_from_inside(
 def test_text_is_tokenized_as_it_would_be_in_one_piece(starter: LlamaBackend, chat: ChatTemplate) -> None:
     prompt = chat.render([system("Be  brief.\n\n"), user(" Grüße, 世界! 🙂\n"), assistant("a"), user("")])
     whole = Segment("".join(segment.text for segment in prompt), is_control=True)
-    assert starter.tokenize(prompt) == starter.tokenize((whole,))
+    assert starter.vocab.tokenize(prompt) == starter.vocab.tokenize((whole,))
