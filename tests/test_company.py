@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.model, pytest.mark.anyio]
 N_SLOTS = 8
 N_QUEUE = 100
 TOLERANCE = 0.015  # in log probability: what rounding changes
-TALE = {"messages": user("Tell me a tale."), "max_tokens": 300, "ignore_eos": True}
+TALE = {"messages": user("Tell me a tale."), "max_tokens": 120, "ignore_eos": True}
 WORD = {"messages": user("Hi"), "max_tokens": 16, "ignore_eos": True}
 GREEDY = {"model": "talker", "temperature": 0, "logprobs": True}
 
@@ -37,9 +38,10 @@ GREEDY = {"model": "talker", "temperature": 0, "logprobs": True}
 async def service() -> AsyncIterator[Service]:
     folder = config.load().models_dir
     folder.mkdir(parents=True)
-    synthetic.write_tiny(folder / "talker.gguf")
+    shape = replace(synthetic.TINY["llama"], n_ctx_train=8192)
+    synthetic.write(folder / "talker.gguf", shape)
     synthetic_embedders.write(folder / "embedder.gguf", "bert")
-    flags = {"ctx": 1024, "slots": N_SLOTS, "threads": 1, "queue": N_QUEUE}
+    flags = {"ctx": 8192, "slots": N_SLOTS, "threads": 1, "queue": N_QUEUE}
     made = Service(config.load(flags), detect=machine)
     await made.load("talker")
     await made.load("embedder")
@@ -131,7 +133,6 @@ async def test_newer_requests_leave_a_running_answer_alone_and_do_not_wait_for_i
             await third.wait()
             chatting = asyncio.create_task(on_the_page(service))
             beside = await asyncio.gather(stream(caller, WORD), ask(caller, WORD), embed(caller))
-            assert not telling.done(), "it was waited for"
             assert_same(tale, await telling)
             assert_same(word, beside[0])
             assert_same(word, beside[1])
@@ -142,7 +143,36 @@ async def test_newer_requests_leave_a_running_answer_alone_and_do_not_wait_for_i
             if n_rounds == 2:
                 before_bytes = sum(engine.memory_info().rss for engine in engines)
         assert sum(engine.memory_info().rss for engine in engines) <= 1.05 * before_bytes
+        third = asyncio.Event()
+        endless = asyncio.create_task(stream(caller, TALE | {"max_tokens": 8000}, third))
+        await third.wait()
+        await asyncio.gather(stream(caller, WORD), ask(caller, WORD), embed(caller))
+        assert not endless.done(), "it was waited for"
+        endless.cancel()
+        await asyncio.gather(endless, return_exceptions=True)
     assert "lock" not in caplog.text.lower()
+
+
+async def test_conversations_do_not_leak(service: Service) -> None:
+    """One after another, after one that nearly fills the context, and at the same time."""
+    secret = [{"role": "system", "content": "The secret word is ZEBRA-12."}, *user("Say the secret word.")]
+    short = GREEDY | {"messages": secret, "max_tokens": 40}
+    long = short | {"messages": [secret[0], *user("the " * 3000)]}
+    sky = GREEDY | {"messages": user("What colour is the sky?"), "max_tokens": 40, "ignore_eos": True}
+    async with calling(service) as (_, caller):
+        alone = (await caller.post(CHAT, json=sky)).json()
+
+        async def check() -> None:
+            again = (await caller.post(CHAT, json=sky)).json()
+            assert_same(_said(alone["choices"][0]), _said(again["choices"][0]))
+            assert again["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+
+        for before in (short, short, long):
+            told = (await caller.post(CHAT, json=before)).json()
+            await check()
+        assert told["usage"]["prompt_tokens"] > 6000
+        for _ in range(5):
+            await asyncio.gather(caller.post(CHAT, json=short), check())
 
 
 async def test_two_hundred_at_once_in_their_order(service: Service) -> None:
