@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -55,8 +56,8 @@ def serve(
         return
     try:
         run(model)
-    except (BrokenPipeError, EOFError, ConnectionResetError):
-        pass
+    except (BrokenPipeError, EOFError, ConnectionResetError) as error:
+        print(f"The other end of the pipe is gone: {type(error).__name__}.", file=sys.stderr)
     finally:
         model.close()
 

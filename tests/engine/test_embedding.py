@@ -41,6 +41,7 @@ class FakeEmbedder:
         self.batches: list[list[Row]] = []
         self.gate = threading.Event()
         self.gate.set()
+        self.is_computing = threading.Event()
         self.delay_s = 0.0
         self.failure: EngineError | None = None
         self.on_life: Callable[[], None] = lambda: None
@@ -59,6 +60,7 @@ class FakeEmbedder:
         return self.tokenize(f"{query}|{document}")
 
     def compute(self, rows: list[Row]) -> list[bytes]:
+        self.is_computing.set()
         assert self.gate.wait(10)
         if self.failure:
             raise self.failure
@@ -144,9 +146,9 @@ def test_every_input_gets_its_vector_in_order(running: Running) -> None:
 def test_requests_share_batches(running: Running) -> None:
     running.backend.gate.clear()
     running.embed(1, "a")
-    running.embed(2, "bb")
+    assert running.backend.is_computing.wait(10)
+    running.embed(2, "bb")  # these wait in the pipe meanwhile
     running.embed(3, "cc", "d")
-    time.sleep(0.1)
     running.backend.gate.set()
     events = running.until(1, 2, 3)
     assert [last(events, id).vectors for id in (2, 3)] == [  # type: ignore[union-attr]
