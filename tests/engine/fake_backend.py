@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nemolocal.engine.backend import Adapters, Batch, CacheFullError, Row, Sampled
 from nemolocal.errors import EngineError
@@ -73,9 +73,11 @@ class FakeVocab:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Cell:
-    """A cell of the cache, computed with these adapters."""
+    """A cell of the cache, computed with these adapters. One that was moved was computed after another text
+    than the one that stands before it."""
 
     adapters: Adapters = ()
+    is_moved: bool = False
 
 
 class FakeMemory:
@@ -117,7 +119,7 @@ class FakeMemory:
         self.held[target] = self.held[source][:end]
         self.state[target] = list(self.held[target] if self.can_rollback else self.state[source])
         cells = self.cells[source][:end]
-        self.cells[target] = cells if self.is_shared else [Cell(cell.adapters) for cell in cells]
+        self.cells[target] = cells if self.is_shared else [replace(cell) for cell in cells]
 
     def shift(self, slot: int, start: int, n: int) -> None:
         assert self.can_shift
@@ -125,7 +127,7 @@ class FakeMemory:
         others = {cell for index, cells in enumerate(self.cells) if index != slot for cell in cells}
         assert not others.intersection(mine), "cells of others were moved"
         del self.held[slot][start : start + n]
-        del self.cells[slot][start : start + n]
+        self.cells[slot][start:] = [Cell(cell.adapters, is_moved=True) for cell in mine[n:]]
         self.state[slot] = list(self.held[slot])
 
     def save(self, slot: int, *, is_partial: bool) -> memoryview:

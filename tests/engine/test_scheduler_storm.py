@@ -231,8 +231,14 @@ class Storm:
         for slot in cache._slots:
             assert slot.tokens == memory.held[slot.index] == memory.state[slot.index]
             assert slot.is_used == (slot.index in used)
+            may_be_moved = slot.is_used and used[slot.index].n_kept is not None
+            assert may_be_moved or not any(cell.is_moved for cell in memory.cells[slot.index])
             assert {cell.adapters for cell in memory.cells[slot.index]} <= {slot.adapters}
             assert slot.n_saved <= len(slot.tokens)
+        has_begun = [sequence.n_cached is not None for sequence in scheduler._waiting]
+        assert has_begun == sorted(has_begun, reverse=True), "one that was set back goes on first"
+        new = [sequence.id for sequence in scheduler._waiting if sequence.n_cached is None]
+        assert new == sorted(new)
         for index, sequence in used.items():
             assert memory.held[index] == sequence.tokens[: sequence.n_computed]
             assert sequence.n_computed < len(sequence.tokens) < N_CTX + 1
