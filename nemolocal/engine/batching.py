@@ -14,6 +14,7 @@ from nemolocal.engine.cache import SlotCache
 from nemolocal.engine.sequence import Sequence
 
 N_FLOWING_PER_WAITING = 4  # a burst of new requests is one when each waits for at most so many streams
+N_REPEATABLE = 128  # tokens of a chunk where a seed asks for the same text: where it is cut changes rounding
 N_GAP_FILLED = 8  # slots; a longer gap costs more rows than a further pass over the weights
 
 
@@ -61,6 +62,8 @@ def plan(
             n_left -= 1 + len(guessed)
     prompts = [sequence for sequence in running if not sequence.is_decoding]
     limit = _n_prefill(prompts, len(running) - len(prompts), budget)
+    if len(running) == 1 and running[0].params.is_repeatable:
+        limit = N_REPEATABLE  # whatever the last steps took
     for sequence in prompts:
         n_whole = sequence.n_pending
         n = min(_n_to_border(sequence), n_left, limit - chosen.n_prefill)

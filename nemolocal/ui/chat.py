@@ -16,8 +16,8 @@ from nemolocal.ui import conversation, models, status
 from nemolocal.ui.answer import Frame, answer
 from nemolocal.ui.conversation import Chat
 from nemolocal.ui.markup import LATEX_DELIMITERS, unguarded
-from nemolocal.ui.options import Options
 from nemolocal.ui.problems import as_problem
+from nemolocal.ui.settings import given
 from nemolocal.ui.status import Meter
 from nemolocal.ui.tabs import Tabs
 
@@ -121,7 +121,7 @@ class Desk:
             return
         earlier, is_first = conversation.display(chat[:-1]), True
         try:
-            frames = answer(self.service, chat, Options(*options), ref=ref, stop=run.stop)
+            frames = answer(self.service, chat, given(self.service, ref, *options), ref=ref, stop=run.stop)
             async with aclosing(frames):
                 async for frame in frames:
                     self.tabs.keep(tab, frame.chat)

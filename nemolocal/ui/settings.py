@@ -4,7 +4,7 @@ Handlers first, then `build`, which draws, and `wire`."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 import gradio as gr
@@ -38,7 +38,14 @@ def base(service: Service, ref: str | None) -> Options:
 
 def to_keep(service: Service, ref: str | None, *values: Any) -> dict[str, Any]:
     """What the browser keeps of the panel's values."""
-    return changed(Options(*values), base(service, ref))
+    return changed(given(service, ref, *values), base(service, ref))
+
+
+def given(service: Service, ref: str | None, *values: Any) -> Options:
+    """The panel's values as they were sent. A field that was emptied, or that the page has not drawn yet,
+    comes without a value and is as the model has it."""
+    names = [field.name for field in fields(Options)]
+    return overlaid(base(service, ref), dict(zip(names, values, strict=True)))
 
 
 def restored(service: Service, ref: str | None, kept: Any) -> list[Any]:

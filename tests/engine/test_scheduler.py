@@ -492,3 +492,15 @@ def test_another_question_about_a_text_that_cannot_be_gone_back_in(is_shared: bo
     [end] = ends_of(events, 9)
     assert end.usage.cached_tokens == 2002 - N_QUESTION
     assert text_of(events, 9) == expected(prompt, 3)
+
+
+def test_a_prompt_with_a_seed_is_always_cut_at_the_same_places() -> None:
+    """However fast the last steps were: where a prompt is cut changes the rounding, and so the text."""
+    cuts = set()
+    for n_prefill in (16, 100, 500):
+        backend = FakeBackend(n_ctx=2048, n_batch=512)
+        scheduler = Scheduler(backend)
+        scheduler.add(1, [7] * 700, params(2, sampling=SamplingParams(seed=5)))
+        run(scheduler, n_prefill)
+        cuts.add(tuple(batch.n_tokens for batch in backend.batches))
+    assert len(cuts) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+from dataclasses import astuple, fields, replace
 
 import pytest
 
@@ -56,3 +56,11 @@ def test_the_panel_shows_the_models_own_but_for_what_was_changed() -> None:
     assert kept == {"top_k": 5}
     assert Options(*settings.restored(service, "fake", kept)) == replace(defaults(ADVISED), top_k=5)
     assert Options(*settings.restored(service, "gone", {})) == Options()
+
+
+def test_a_field_without_a_value_is_as_the_model_has_it() -> None:
+    """As the page sends one that was emptied, or that is not drawn yet."""
+    service = AdvisedService()
+    assert settings.given(service, None, *[None] * len(fields(Options))) == settings.base(service, None)
+    told = [0.3 if field.name == "temperature" else None for field in fields(Options)]
+    assert settings.given(service, None, *told) == replace(settings.base(service, None), temperature=0.3)
