@@ -123,7 +123,7 @@ def test_last_turn_is_edited(stage: Stage) -> None:
 def test_cancelled_while_its_prompt_is_read(stage: Stage) -> None:
     long = conversation(1, n_user=300)
     stage.ask(long)
-    stage.step(4)
+    stage.step(2)
     assert stage.scheduler.cancel(0)
     other = stage.ask([*long[:120], *text(random.Random(5), 100)], 12)
     whole = stage.ask(long, 12)
