@@ -25,6 +25,7 @@ def build(plan: sizing.Plan, hardware: Hardware, config: Config) -> LoadSpec:
     settings = config.settings
     adapters = tuple(_adapter(text) for text in settings.lora)
     load, is_generating = plan.load, not plan.candidate.shape.pooling
+    draft = _draft(plan, config)
     return LoadSpec(
         path=plan.candidate.file,
         n_ctx=load.n_ctx,
@@ -40,8 +41,8 @@ def build(plan: sizing.Plan, hardware: Hardware, config: Config) -> LoadSpec:
         n_threads=settings.threads or hardware.cpu.physical_cores,
         n_queue=settings.queue,
         pooling=plan.candidate.shape.pooling,
-        n_drafted=0 if settings.draft == "off" else memory.N_DRAFTED,
-        draft=_draft(plan, config),
+        n_drafted=0 if draft == "off" else memory.N_DRAFTED,
+        draft=draft,
         adapters=adapters if is_generating else (),
         warm_folder=str(config.paths.cache / "states") if settings.warm_cache_mib and is_generating else "",
         warm_key=_warm_key(plan, adapters),

@@ -62,8 +62,6 @@ def plan(
             n_left -= 1 + len(guessed)
     prompts = [sequence for sequence in running if not sequence.is_decoding]
     limit = _n_prefill(prompts, len(running) - len(prompts), budget)
-    if len(running) == 1 and running[0].params.is_repeatable:
-        limit = N_REPEATABLE  # whatever the last steps took
     for sequence in prompts:
         n_whole = sequence.n_pending
         n = min(_n_to_border(sequence), n_left, limit - chosen.n_prefill)
@@ -83,6 +81,8 @@ def plan(
 
 
 def _n_prefill(prompts: Several[Sequence], n_flowing: int, budget: Budget) -> int:
+    if n_flowing == 0 and len(prompts) == 1 and prompts[0].params.is_repeatable:
+        return N_REPEATABLE  # whatever the last steps took
     if n_flowing == 0 or N_FLOWING_PER_WAITING * len(prompts) < n_flowing or len(prompts) < 2:
         return budget.n_prefill
     two_shortest = sorted(sequence.n_pending for sequence in prompts)[:2]

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 from nemolocal.engine.backend import Adapters, Memory
 from nemolocal.engine.cells import Cells
-from nemolocal.engine.checkpoints import Checkpoint, Checkpoints
+from nemolocal.engine.checkpoints import Checkpoints
 from nemolocal.engine.parking import N_WORTH_PARKING, Parking, is_worth_saving
 from nemolocal.engine.prefixes import n_common
+from nemolocal.engine.states import SavedState
 
 N_IDLE_CELLS = 4096  # parked cells that may stay all the same, for the conversations that go on
 N_PUT_BACK_PER_USED = 16
@@ -142,10 +143,7 @@ class SlotCache:
         if not self._memory.remove(index, n_kept):
             self._memory.remove(index, 0)
             n_kept = 0
-        del slot.tokens[n_kept:]
-        _cap(slot, n_kept)
-        if self._cells:
-            self._cells.truncate(index, n_kept)
+        self._cut(slot, n_kept)
 
     def shift(self, index: int, start: int, n: int) -> bool:
         """Forget `n` tokens inside a slot and close the gap; false when others hold what follows."""
@@ -269,7 +267,7 @@ class SlotCache:
         )
         if is_there:
             beginning = self._memory.save(spare.index, is_partial=False)
-            self._parking.add(list(found.tokens), slot.adapters, beginning, whole=True)
+            self._parking.add(found.tokens, slot.adapters, beginning, whole=True)
         self._memory.remove(spare.index, 0)
 
     def _clear_parked(self) -> None:
@@ -349,12 +347,9 @@ class SlotCache:
             self._copy(source, target, n_known)
         is_back = self._memory.restore(target.index, found.state, is_partial=True)
         if not (is_back and self._memory.remove(target.index, n_known)):
-            self._forget(target)
+            self.truncate(target.index, 0)
             return target, 0
-        del target.tokens[n_known:]
-        _cap(target, n_known)
-        if self._cells:
-            self._cells.truncate(target.index, n_known)
+        self._cut(target, n_known)
         return target, n_known
 
     def _longest_whole(self, prompt: list[int], adapters: Adapters) -> Slot | None:
@@ -363,11 +358,11 @@ class SlotCache:
         whole = [slot for slot in shorter if _n_shared(slot, prompt, adapters) == len(slot.tokens)]
         return max(whole, key=lambda slot: len(slot.tokens), default=None)
 
-    def _nearest_checkpoint(self, prompt: list[int], adapters: Adapters) -> tuple[Slot, Checkpoint | None]:
+    def _nearest_checkpoint(self, prompt: list[int], adapters: Adapters) -> tuple[Slot, SavedState | None]:
         """The slot that shares most with the prompt, and the last state of it that can be gone back to."""
         source = max(self._slots, key=lambda slot: (_n_shared(slot, prompt, adapters), not slot.is_used))
         n_most = _n_shared(source, prompt, adapters)
-        return source, self._checkpoints.best(prompt, adapters, lambda checkpoint: n_most)
+        return source, self._checkpoints.best(prompt, adapters, n_most=n_most)
 
     def _copy(self, source: Slot, target: Slot, n: int) -> None:
         self.truncate(target.index, 0)
@@ -377,12 +372,12 @@ class SlotCache:
         target.tokens = source.tokens[:n]
         target.n_saved, target.n_parked = min(source.n_saved, n), min(source.n_parked, n)
 
-    def _forget(self, slot: Slot) -> None:
-        self._memory.remove(slot.index, 0)
-        slot.tokens = []
-        _cap(slot, 0)
+    def _cut(self, slot: Slot, n_kept: int) -> None:
+        """Record that the memory holds only the first `n_kept` tokens of a slot."""
+        del slot.tokens[n_kept:]
+        _cap(slot, n_kept)
         if self._cells:
-            self._cells.truncate(slot.index, 0)
+            self._cells.truncate(slot.index, n_kept)
 
     def _remembering(self) -> list[Slot]:
         """Idle slots that hold something."""

@@ -1,83 +1,66 @@
 """Saved states of memories that cannot be rolled back (recurrent state, sliding windows), so that an edited
 or regenerated turn goes on from the nearest border instead of from the start.
 
-Knows tokens and bytes; where the borders are is in `borders`, what a state means only the backend knows.
+Where they are worth it is in `borders`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from nemolocal.engine.backend import Adapters
+from nemolocal.engine.prefixes import n_common
+from nemolocal.engine.states import SavedState, SavedStates
 
 N_WORTH_KEEPING = 64  # tokens; a shorter beginning is read as fast as its state is put back
 N_BETWEEN = 4096  # tokens from one checkpoint of a long text to the next
 N_QUESTION = 256  # tokens; a long prompt mostly ends with a question, and the next one asks another
 
 
-@dataclass(eq=False, slots=True)
-class Checkpoint:
-    """The state after reading `tokens`, with these adapters."""
-
-    tokens: tuple[int, ...]
-    key: tuple[float, ...]
-    state: memoryview
-    last_used: int
-
-
 class Checkpoints:
-    """All checkpoints of one model; past `limit_bytes` the least recently used go."""
+    """All checkpoints of one model, `limit_bytes` in all."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._kept: list[Checkpoint] = []
-        self._clock = 0
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(len(checkpoint.state) for checkpoint in self._kept)
+        self._states = SavedStates(limit_bytes)
 
     @property
     def is_open(self) -> bool:
         """Whether any may be kept."""
-        return self._limit_bytes > 0
+        return self._states.is_open
 
-    def has(self, tokens: Sequence[int], key: tuple[float, ...]) -> bool:
-        wanted = tuple(tokens)
-        return any(c.key == key and c.tokens == wanted for c in self._kept)
+    def has(self, tokens: list[int], adapters: Adapters) -> bool:
+        return self._states.find(tokens, adapters) is not None
 
-    def add(self, tokens: Sequence[int], key: tuple[float, ...], state: memoryview) -> None:
-        if not 0 < len(state) <= self._limit_bytes:
-            return
-        self._clock += 1
-        self._kept.append(Checkpoint(tuple(tokens), key, state, self._clock))
-        while self.n_bytes > self._limit_bytes:
-            self._kept.remove(min(self._kept, key=lambda checkpoint: checkpoint.last_used))
+    def add(self, tokens: list[int], adapters: Adapters, state: memoryview) -> None:
+        """Keep the state after reading `tokens`; one that is larger than the limit is not kept."""
+        if self._states.fits(state):
+            self._states.add(list(tokens), adapters, state)
 
-    def best(
-        self, prompt: Sequence[int], key: tuple[float, ...], n_most: Callable[[Checkpoint], int]
-    ) -> Checkpoint | None:
-        """The longest one that the prompt begins with; `n_most` says how much of one can be used now."""
-        fitting = [
-            c
-            for c in self._kept
-            if c.key == key
-            and len(c.tokens) < len(prompt)
-            and c.tokens == tuple(prompt[: len(c.tokens)])
-            and n_most(c) >= len(c.tokens)
-        ]
-        best = max(fitting, key=lambda c: len(c.tokens), default=None)
+    def best(self, prompt: list[int], adapters: Adapters, *, n_most: int) -> SavedState | None:
+        """The longest one, of `n_most` tokens at most, that the prompt begins with and goes on from."""
+        n_most = min(n_most, len(prompt) - 1)
+        fitting = [saved for saved in self._of_text(prompt, adapters) if len(saved.tokens) <= n_most]
+        best = max(fitting, key=_length, default=None)
         if best:
-            self._clock += 1
-            best.last_used = self._clock
+            self._states.touch(best)
         return best
 
-    def before_question(self, tokens: Sequence[int], key: tuple[float, ...]) -> Checkpoint | None:
+    def before_question(self, tokens: list[int], adapters: Adapters) -> SavedState | None:
         """The longest one of a text that leaves its closing question out, so that it serves another question
         about the same text."""
-        own = [c for c in self._kept if c.key == key and c.tokens == tuple(tokens[: len(c.tokens)])]
-        longest = max((len(c.tokens) for c in own), default=0)
-        shorter = [c for c in own if len(c.tokens) <= longest - N_QUESTION // 2]
-        return max(shorter or own, key=lambda c: len(c.tokens), default=None)
+        own = self._of_text(tokens, adapters)
+        longest = max(map(_length, own), default=0)
+        shorter = [saved for saved in own if len(saved.tokens) <= longest - N_QUESTION // 2]
+        return max(shorter or own, key=_length, default=None)
+
+    def _of_text(self, text: list[int], adapters: Adapters) -> list[SavedState]:
+        """Those that the text begins with."""
+        kept = self._states.of(adapters)
+        return [saved for saved in kept if n_common(saved.tokens, text) == len(saved.tokens)]
+
+
+def _length(saved: SavedState) -> int:
+    return len(saved.tokens)
 
 
 def borders(tokens: Sequence[int], is_control: Callable[[int], bool]) -> list[int]:

@@ -61,21 +61,24 @@ class Pace:
         Before anything was measured: in units of a step of one row."""
         if n_rows in self._row_s:
             return self._row_s[n_rows]
-        at = bisect_left(self._known_rows, n_rows)
-        if at == 0:
-            known = self._known_rows[0] if self._known_rows else 1
-            return (
-                self._row_s.get(known, 1.0) * (1 + ROW_SHARE * (n_rows - 1)) / (1 + ROW_SHARE * (known - 1))
-            )
-        below = self._known_rows[at - 1]
-        if at == len(self._known_rows):
-            return self._row_s[below] * (1 + ROW_SHARE * (n_rows - 1)) / (1 + ROW_SHARE * (below - 1))
-        above = self._known_rows[at]
+        known = self._known_rows
+        if not known:
+            return _rows(n_rows)
+        at = bisect_left(known, n_rows)
+        if at in (0, len(known)):
+            nearest = known[0] if at == 0 else known[-1]
+            return self._row_s[nearest] * _rows(n_rows) / _rows(nearest)
+        below, above = known[at - 1], known[at]
         share = (n_rows - below) / (above - below)
         return self._row_s[below] + share * (self._row_s[above] - self._row_s[below])
 
     def _n_prefill(self, seconds: float, token_s: float) -> int:
         return max(min(int(seconds / token_s), self._n_batch), min(N_LEAST, self._n_batch))
+
+
+def _rows(n_rows: int) -> float:
+    """What so many rows are taken to cost, in units of one."""
+    return 1 + ROW_SHARE * (n_rows - 1)
 
 
 def _follow(old: float, new: float) -> float:

@@ -7,7 +7,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection
 
 import pytest
 
@@ -27,6 +26,7 @@ from nemolocal.engine.messages import (
     Shutdown,
 )
 from nemolocal.errors import EngineError
+from tests.engine.running import in_thread
 
 
 class FakeEmbedder:
@@ -91,16 +91,7 @@ class Running:
         self.backend = backend
         self.pipe, theirs = multiprocessing.Pipe()
         self.worker = EmbeddingWorker(theirs, backend, n_queue=n_queue)
-        self.thread = threading.Thread(target=self._run, args=(theirs,), daemon=True)
-        self.thread.start()
-
-    def _run(self, theirs: Connection) -> None:
-        try:
-            self.worker.run()
-        except (EOFError, OSError):
-            pass
-        finally:
-            theirs.close()
+        self.thread = in_thread(self.worker.run, theirs)
 
     def embed(self, id: int, *inputs: str | tuple[int, ...]) -> None:
         self.pipe.send(Embed(id, inputs))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 
 from nemolocal.engine import cache
 from nemolocal.engine.cache import WarmState
-from nemolocal.engine.checkpoints import Checkpoint, Checkpoints
+from nemolocal.engine.checkpoints import Checkpoints
 from nemolocal.engine.llama.library import Log
 from nemolocal.engine.llama.memory import LlamaMemory
+from nemolocal.engine.states import SavedState
 from nemolocal.errors import EngineError
 from tests.engine.kinds import Kind, conversation, listening, next_turn, open_kind, text
 from tests.engine.referee import N_CTX, Stage
@@ -110,11 +112,9 @@ def one_token_off(patch: Patch) -> None:
     """A checkpoint is believed to be one token further on than it is."""
     best = Checkpoints.best
 
-    def one_more(self: Checkpoints, prompt: list[int], *rest: Any) -> Checkpoint | None:
-        found = best(self, prompt, *rest)
-        if found is None:
-            return None
-        return Checkpoint(tuple(prompt[: len(found.tokens) + 1]), found.key, found.state, found.last_used)
+    def one_more(self: Checkpoints, prompt: list[int], *rest: Any, **more: Any) -> SavedState | None:
+        found = best(self, prompt, *rest, **more)
+        return found and replace(found, tokens=prompt[: len(found.tokens) + 1])
 
     patch.setattr(Checkpoints, "best", one_more)
 

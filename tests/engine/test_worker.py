@@ -6,7 +6,6 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 
 import pytest
 
@@ -29,6 +28,7 @@ from nemolocal.engine.messages import (
 from nemolocal.engine.worker import Worker
 from nemolocal.types import GenerationParams, Prompt, Segment
 from tests.engine.fake_backend import FakeBackend, answer
+from tests.engine.running import in_thread
 
 LONG = next(n for n in range(1, 999) if len(answer([n], 200)) == 200)
 
@@ -41,16 +41,7 @@ class Running:
         self.pipe, theirs = multiprocessing.Pipe()
         self.worker = Worker(theirs, backend, LoadSpec("", backend.n_ctx, backend.n_slots, n_queue=n_queue))
         self.told: list[Occupancy] = []
-        self.thread = threading.Thread(target=self._run, args=(theirs,), daemon=True)
-        self.thread.start()
-
-    def _run(self, theirs: Connection) -> None:
-        try:
-            self.worker.run()
-        except (EOFError, OSError):
-            pass
-        finally:
-            theirs.close()
+        self.thread = in_thread(self.worker.run, theirs)
 
     def until(self, *ids: int) -> list[Event]:
         """All events of requests until each of these has had its last one."""

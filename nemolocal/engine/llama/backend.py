@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 from collections.abc import Callable
@@ -11,7 +10,8 @@ from typing import Any
 
 from nemolocal.engine.backend import Batch, CacheFullError, Sampled, Sampler
 from nemolocal.engine.llama.adapters import LoraAdapters
-from nemolocal.engine.llama.library import Log, describe, load_library, load_model
+from nemolocal.engine.llama.arrays import BatchArrays
+from nemolocal.engine.llama.library import Log, describe, load_library, load_model, open_context
 from nemolocal.engine.llama.memory import LlamaMemory
 from nemolocal.engine.llama.sampler import DeviceSampling, LlamaSampler, Samplers
 from nemolocal.engine.llama.vocab import LlamaVocab
@@ -58,7 +58,7 @@ class LlamaBackend:
         self.is_async = spec.n_gpu_layers != 0
         self._samplers = Samplers(library, self._context, self.vocab, n_ctx=self.n_ctx)
         self._adapters = LoraAdapters(library, self._context, self._load_adapters(spec))
-        self._rows = _BatchArrays(library, self.n_batch)
+        self._arrays = BatchArrays(library, self.n_batch)
         self._pool = ThreadPoolExecutor(min(N_SAMPLING_THREADS, spec.n_slots, os.cpu_count() or 1))
         self._wanted: list[Wanted] = []
         self._warm_up()
@@ -75,8 +75,8 @@ class LlamaBackend:
             # Off comes last: to be switched on may take other slots along.
             for slot, sampler in sorted(sampled, key=lambda each: each[1].needs_all):
                 self._device.switch(self._context, slot, is_on=not sampler.needs_all)
-        self._wanted = self._rows.fill(batch)
-        result = self._library.llama_decode(self._context, self._rows.batch)
+        self._wanted = self._write(batch)
+        result = self._library.llama_decode(self._context, self._arrays.batch)
         self.memory.settle()
         if result == 1:
             raise CacheFullError
@@ -114,6 +114,17 @@ class LlamaBackend:
 
     # Inside --------------------------------------------------------------------------------------
 
+    def _write(self, batch: Batch) -> list[Wanted]:
+        """Hand the rows over; what is to be sampled from them."""
+        wanted = []
+        ends = self._arrays.write(batch.rows, is_output=False)
+        for row, end in zip(batch.rows, ends, strict=True):
+            if isinstance(row.sampler, LlamaSampler):
+                first = end - 1 - row.n_drafted
+                self._arrays.outputs[first:end] = [1] * (1 + row.n_drafted)
+                wanted.append((row.sampler, range(first, end), row.tokens[len(row.tokens) - row.n_drafted :]))
+        return wanted
+
     def _sample(self, wanted: list[Wanted]) -> list[Sampled]:
         return [self._samplers.sample(*each) for each in wanted]
 
@@ -144,17 +155,9 @@ class LlamaBackend:
         params.kv_unified = is_shared
         params.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_ENABLED
         params.type_k = params.type_v = KV_TYPES[spec.kv_type]
-        params.swa_full = False
-        params.no_perf = True
         if self._device:
             params.samplers, params.n_samplers = self._device.configs, len(self._device.configs)
-        context = library.llama_init_from_model(self._model, params)
-        if not context:
-            raise EngineError(
-                f"llama.cpp could not make a context of {spec.n_ctx} tokens: {self.log.last}",
-                hint="Try a smaller --ctx.",
-            )
-        return context
+        return open_context(library, self._model, params, n_ctx=spec.n_ctx, log=self.log)
 
     def _warm_up(self) -> None:
         """Touch all weights once, so that the first request does not pay for it."""
@@ -165,53 +168,11 @@ class LlamaBackend:
         library.llama_synchronize(self._context)
         library.llama_set_warmup(self._context, False)
         self.memory.clear()
+        _ = self.vocab.ends  # found by going through the whole vocabulary
 
 
 Wanted = tuple[LlamaSampler, range, list[int]]
 """A row that is sampled: with what, from which outputs of the batch, and the guesses among its tokens."""
-
-
-class _BatchArrays:
-    """The C arrays of a batch, made once; a step only overwrites their beginning."""
-
-    def __init__(self, library: Any, n_batch: int) -> None:
-        self._tokens = (library.llama_token * n_batch)()
-        self._positions = (library.llama_pos * n_batch)()
-        self._counts = (ctypes.c_int32 * n_batch)(*([1] * n_batch))
-        self._slots = (library.llama_seq_id * n_batch)()
-        self.logits = (ctypes.c_int8 * n_batch)()
-        pointer = ctypes.POINTER(library.llama_seq_id)
-        start, size = ctypes.addressof(self._slots), ctypes.sizeof(library.llama_seq_id)
-        self._slot_pointers = (pointer * n_batch)(
-            *(ctypes.cast(start + i * size, pointer) for i in range(n_batch))
-        )
-        self.batch = library.llama_batch(
-            n_tokens=0,
-            token=self._tokens,
-            embd=None,
-            pos=self._positions,
-            n_seq_id=self._counts,
-            seq_id=self._slot_pointers,
-            logits=self.logits,
-        )
-
-    def fill(self, batch: Batch) -> list[Wanted]:
-        """Write the rows; what is to be sampled from them."""
-        at, wanted = 0, []
-        for row in batch.rows:
-            n = len(row.tokens)
-            end = at + n
-            self._tokens[at:end] = row.tokens
-            self._positions[at:end] = range(row.start, row.start + n)
-            self._slots[at:end] = [row.slot] * n
-            self.logits[at:end] = [0] * n
-            if isinstance(row.sampler, LlamaSampler):
-                first = end - 1 - row.n_drafted
-                self.logits[first:end] = [1] * (1 + row.n_drafted)
-                wanted.append((row.sampler, range(first, end), row.tokens[n - row.n_drafted :]))
-            at = end
-        self.batch.n_tokens = at
-        return wanted
 
 
 def _samples_on_device(spec: LoadSpec) -> bool:

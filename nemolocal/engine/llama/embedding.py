@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from nemolocal.engine.backend import Row
+from nemolocal.engine.llama.arrays import BatchArrays
 from nemolocal.engine.llama.backend import KV_TYPES
 from nemolocal.engine.llama.inputs import Inputs
-from nemolocal.engine.llama.library import Log, describe, load_library, load_model, metadata
+from nemolocal.engine.llama.library import Log, describe, load_library, load_model, metadata, open_context
 from nemolocal.engine.llama.vocab import LlamaVocab
 from nemolocal.engine.messages import LoadSpec, ModelInfo
 from nemolocal.errors import EngineError
@@ -51,7 +51,7 @@ class LlamaEmbedder:
         self._architecture = metadata(library, self._model, "general.architecture")
         layout = library.llama_model_chat_template(self._model, b"rerank") or b""
         self._inputs = Inputs(library, self._vocab, layout=layout.decode("utf-8", "replace"))
-        self._rows = _Rows(library, self.n_batch)
+        self._arrays = BatchArrays(library, self.n_batch)
         self.on_life: Callable[[], None] = lambda: None
 
         def go_on(_: Any) -> bool:
@@ -78,7 +78,8 @@ class LlamaEmbedder:
         is_long = sum(len(row.tokens) for row in rows) > self.n_packed
         library.llama_set_abort_callback(self._context, self._go_on if is_long else self._never, None)
         read = library.llama_encode if self._is_encoder else library.llama_decode
-        result = read(self._context, self._rows.fill(rows))
+        self._arrays.write(rows, is_output=True)
+        result = read(self._context, self._arrays.batch)
         if result != 0:
             raise EngineError(f"The model could not compute a batch ({result}). {self._log.last}")
         library.llama_synchronize(self._context)
@@ -122,15 +123,7 @@ class LlamaEmbedder:
             else library.LLAMA_FLASH_ATTN_TYPE_ENABLED
         )
         params.type_k = params.type_v = KV_TYPES[spec.kv_type]
-        params.swa_full = False
-        params.no_perf = True
-        context = library.llama_init_from_model(self._model, params)
-        if not context:
-            raise EngineError(
-                f"llama.cpp could not make a context of {self.n_ctx} tokens: {self._log.last}",
-                hint="Try a smaller --ctx.",
-            )
-        return context
+        return open_context(library, self._model, params, n_ctx=self.n_ctx, log=self._log)
 
     def _warm_up(self) -> None:
         """Touch all weights once, so that the first request does not pay for it."""
@@ -157,34 +150,3 @@ def _normalised(values: list[float]) -> list[float]:
     """Of length 1 by the L2 norm; a vector of zeros stays one."""
     length = math.sqrt(math.fsum(value * value for value in values))
     return [value / length for value in values] if length else values
-
-
-class _Rows:
-    """The C arrays of a batch, made once; a step only overwrites their beginning."""
-
-    def __init__(self, library: Any, n_batch: int) -> None:
-        self._tokens = (library.llama_token * n_batch)()
-        self._positions = (library.llama_pos * n_batch)()
-        self._slots = (library.llama_seq_id * n_batch)()
-        pointer = ctypes.POINTER(library.llama_seq_id)
-        start, size = ctypes.addressof(self._slots), ctypes.sizeof(library.llama_seq_id)
-        self._batch = library.llama_batch(
-            n_tokens=0,
-            token=self._tokens,
-            embd=None,
-            pos=self._positions,
-            n_seq_id=(ctypes.c_int32 * n_batch)(*([1] * n_batch)),
-            seq_id=(pointer * n_batch)(*(ctypes.cast(start + i * size, pointer) for i in range(n_batch))),
-            logits=(ctypes.c_int8 * n_batch)(*([1] * n_batch)),
-        )
-
-    def fill(self, rows: Sequence[Row]) -> Any:
-        at = 0
-        for row in rows:
-            end = at + len(row.tokens)
-            self._tokens[at:end] = row.tokens
-            self._positions[at:end] = range(row.start, row.start + len(row.tokens))
-            self._slots[at:end] = [row.slot] * len(row.tokens)
-            at = end
-        self._batch.n_tokens = at
-        return self._batch

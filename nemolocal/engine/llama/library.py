@@ -56,6 +56,18 @@ def load_model(library: Any, spec: LoadSpec, log: Log, on_progress: Callable[[fl
     return model
 
 
+def open_context(library: Any, model: Any, params: Any, *, n_ctx: int, log: Log) -> Any:
+    """A context for a loaded model. Raises EngineError when there is no memory for `n_ctx` tokens."""
+    params.swa_full = False
+    params.no_perf = True
+    context = library.llama_init_from_model(model, params)
+    if not context:
+        raise EngineError(
+            f"llama.cpp could not make a context of {n_ctx} tokens: {log.last}", hint="Try a smaller --ctx."
+        )
+    return context
+
+
 def metadata(library: Any, model: Any, key: str) -> str:
     """A value of the file's header as text, "" where it has none."""
     buffer = ctypes.create_string_buffer(256)
