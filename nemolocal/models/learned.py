@@ -1,0 +1,23 @@
+"""What earlier loads on this machine have shown, as values that a plan can use.
+
+Knows neither where it is stored nor how it was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """Corrections to the plan's arithmetic; empty where nothing was loaded yet.
+
+    `overhead_bytes` is by a GPU's UUID what it held beyond llama.cpp's own figures (CUDA's context, kernels,
+    scratch). By a file's path, `compute_ratios` is what the buffers took over what was planned for them, and
+    `tokens_per_s` what one stream was measured to write.
+    """
+
+    overhead_bytes: Mapping[str, int] = field(default_factory=dict)
+    compute_ratios: Mapping[str, float] = field(default_factory=dict)
+    tokens_per_s: Mapping[str, float] = field(default_factory=dict)
