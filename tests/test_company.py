@@ -181,10 +181,17 @@ async def test_two_hundred_at_once_in_their_order(service: Service) -> None:
     from nemolocal.ui import app
 
     body = GREEDY | {"messages": user("Hi"), "max_tokens": 4, "ignore_eos": True}
+    sent_in_order: list[int] = []
     ended: list[int] = []
 
     async def one(i: int, caller: httpx.AsyncClient) -> int:
-        response = await caller.post(CHAT, json=body | {"stream": i % 2 == 0})
+        async def trace(event: str, _: dict[str, Any]) -> None:  # connections are not made in their order
+            if event == "http11.send_request_body.complete":
+                sent_in_order.append(i)
+
+        request = caller.build_request("POST", CHAT, json=body | {"stream": i % 2 == 0})
+        request.extensions["trace"] = trace
+        response = await caller.send(request)
         if response.status_code == 200:
             ended.append(i)
         else:
@@ -207,6 +214,8 @@ async def test_two_hundred_at_once_in_their_order(service: Service) -> None:
         assert not watching.done()
         watching.cancel()
         assert statuses.count(200) >= N_QUEUE
-        n_overtaken = [sum(later > i for later in ended[:place]) for place, i in enumerate(ended)]
+        turn = {i: place for place, i in enumerate(sent_in_order)}
+        turns = [turn[i] for i in ended]
+        n_overtaken = [sum(later > i for later in turns[:place]) for place, i in enumerate(turns)]
         assert max(n_overtaken) < 50
         assert await ask(caller, WORD)

@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,13 +30,15 @@ WATCHDOG_S = 1.5
 
 
 @pytest.fixture
-def service() -> Service:
+async def service() -> AsyncIterator[Service]:
     folder = config.load().models_dir
     folder.mkdir(parents=True)
     one = synthetic.write_tiny(folder / "one.gguf")
     shutil.copy(one, folder / "two.gguf")
     flags: dict[str, Any] = {"ctx": 1024, "slots": 3, "threads": 1, "queue": 64, "watchdog_s": WATCHDOG_S}
-    return Service(config.load(flags | {"max_models": 1}), detect=machine)
+    service = Service(config.load(flags | {"max_models": 1}), detect=machine)
+    yield service
+    await service.close()
 
 
 @dataclass
@@ -47,6 +50,7 @@ class Crowd:
     rng: random.Random
     outcomes: Counter[str] = field(default_factory=Counter)
     errors: list[NemoLocalError] = field(default_factory=list)
+    recovered: set[str] = field(default_factory=set)  # models that answered since they were struck
     n_begun: int = 0
     is_over: bool = False
 
@@ -69,7 +73,8 @@ class Crowd:
         sampling = SamplingParams(ignore_eos=True, seed=rng.choice([None, 3]))
         params = GenerationParams(sampling, max_tokens=rng.randint(1, 60))
         leaves_after = rng.choice([None, None, rng.randint(0, 20)])
-        model = self.service.find_model(rng.choice(self.refs))
+        ref = rng.choice(self.refs)
+        model = self.service.find_model(ref)
         stream = model.chat([Message("user", words + str(rng.random()))], params)
         n_items, n_tokens = 0, 0
         try:
@@ -77,7 +82,9 @@ class Crowd:
                 asking = asyncio.ensure_future(anext(stream))
                 await asyncio.wait([asking], timeout=rng.random() / 2)
                 asking.cancel()
-                await asyncio.gather(asking, return_exceptions=True)
+                (result,) = await asyncio.gather(asking, return_exceptions=True)
+                if failure := failure_behind(result):  # it failed before the client left, and was counted
+                    raise failure
                 return "left"
             async for item in stream:
                 assert isinstance(item, Started) == (n_items == 0)
@@ -86,6 +93,7 @@ class Crowd:
                     n_tokens += item.n_tokens
                 elif isinstance(item, Finish):
                     assert n_tokens <= item.usage.completion_tokens == params.max_tokens
+                    self.recovered.add(ref)
                     return "answered"
                 if n_items == leaves_after:
                     return "left"
@@ -109,15 +117,28 @@ class Crowd:
             assert "again" in error.hint
 
 
-async def disaster(service: Service, kind: str, ref: str) -> None:
-    """Something happens to an engine that is in use, whatever it is doing."""
+def failure_behind(result: Any) -> NemoLocalError | None:
+    """The error that had come when a request was cancelled in its last moments."""
+    while isinstance(result, BaseException):
+        if isinstance(result, NemoLocalError):
+            return result
+        result = result.__context__
+    return None
+
+
+async def disaster(crowd: Crowd, kind: str) -> None:
+    """Something happens to an engine that is in use, whatever it is doing. Not three times in a row to one
+    model, which would then be left alone."""
     if kind == "unloaded":
-        await service.unload(ref)
+        await crowd.service.unload(crowd.rng.choice(crowd.refs))
         return
     async with asyncio.timeout(PATIENCE_S):
-        while not (used := [x.engine for x in service._residency.residents if x.engine.n_active]):
+        while not (used := [x for x in crowd.service._residency.residents if x.engine.n_active]) or (
+            used[0].name not in crowd.recovered
+        ):
             await asyncio.sleep(0)
-    process = psutil.Process(used[0].pid)
+    crowd.recovered.discard(used[0].name)
+    process = psutil.Process(used[0].engine.pid)
     if kind == "killed":
         process.kill()
     else:
@@ -144,7 +165,7 @@ async def test_engines_that_die_hang_and_restart_under_load(
     for kind in kinds:
         await crowd.until_answered(rng.randint(1, 20))
         await asyncio.sleep(rng.random() / 20)
-        await disaster(service, kind, rng.choice(refs))
+        await disaster(crowd, kind)
     await crowd.until_answered(1)
     crowd.is_over = True
     await asyncio.wait_for(asyncio.gather(*clients), PATIENCE_S)
