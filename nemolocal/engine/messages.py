@@ -17,7 +17,8 @@ class LoadSpec:
 
     `n_slots` sequences of up to `n_ctx` tokens each. `visible_devices` are GPU UUIDs in the order of
     `tensor_split` (layers for each, the output layer counts as one); empty with `n_gpu_layers` 0.
-    `tensor_split` empty leaves the split to llama.cpp. `n_threads` 0 leaves the number to llama.cpp.
+    `tensor_split` empty leaves the split to llama.cpp. The experts of the blocks in `host_experts` stay in
+    RAM, wherever the block is. `n_threads` 0 leaves the number to llama.cpp.
 
     With `kv_layout` "shared" all slots share `n_ctx` cells, and one sequence may take them all; with "split"
     each slot has `n_ctx` cells of its own, which is faster for many at a time. `n_drafted` tokens may be
@@ -41,6 +42,7 @@ class LoadSpec:
     n_gpu_layers: int = 0
     split_mode: Literal["none", "layer", "tensor"] = "layer"
     tensor_split: tuple[float, ...] = ()
+    host_experts: tuple[int, ...] = ()
     visible_devices: tuple[str, ...] = ()
     n_threads: int = 0
     n_queue: int = 512

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from nemolocal.engine.llama import overrides
 from nemolocal.engine.llama.vocab import LlamaVocab
 from nemolocal.engine.messages import LoadSpec, ModelInfo
 from nemolocal.errors import EngineError
@@ -43,6 +44,10 @@ def load_model(library: Any, spec: LoadSpec, log: Log, on_progress: Callable[[fl
     if spec.tensor_split:
         shares = (ctypes.c_float * library.llama_max_devices())(*spec.tensor_split)
         params.tensor_split = shares
+
+    if spec.host_experts:
+        experts = overrides.experts_in_ram(library, spec.host_experts)
+        params.tensor_buft_overrides = ctypes.cast(experts, ctypes.c_void_p)
 
     def keep_going(share: float, _: Any) -> bool:
         on_progress(share)

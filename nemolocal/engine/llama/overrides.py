@@ -1,0 +1,33 @@
+"""Tensors that do not lie with their layer: experts that stay in RAM while the rest of it is on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+EXPERTS = r"^blk\.({})\.ffn_(up|down|gate_up|gate)_(ch|)exps\."
+"""The matrices of a block's experts, but not its router and what every token passes (common/fit.cpp)."""
+
+
+class Override(ctypes.Structure):
+    """struct llama_model_tensor_buft_override: a pattern of tensors' names, and where those go."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+def experts_in_ram(library: Any, blocks: Sequence[int]) -> Any:
+    """The list, ended by an empty entry, that keeps the experts of these blocks in RAM. It must live as long
+    as the model is being loaded."""
+    pattern = EXPERTS.format("|".join(str(block) for block in blocks)).encode()
+    return (Override * 2)(Override(pattern, _ram(library)), Override(None, None))
+
+
+def _ram(library: Any) -> int:
+    """ggml's type of plain memory, of the very copy of ggml that llama.cpp uses: it compares pointers."""
+    try:
+        of_ggml = library._lib.ggml_backend_cpu_buffer_type
+    except AttributeError:  # Windows does not look into the libraries that a library has loaded
+        of_ggml = ctypes.CDLL("ggml-base.dll").ggml_backend_cpu_buffer_type
+    of_ggml.restype = ctypes.c_void_p
+    return int(of_ggml())
