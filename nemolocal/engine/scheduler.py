@@ -227,16 +227,20 @@ class Scheduler:
             self.admitted.append(sequence.id)
 
     def _has_place(self, sequence: Sequence, *, reuse: bool) -> bool:
-        """Whether a sequence should start now, beside those that run."""
+        """Whether a sequence should start now, beside those that run. The head of the queue is asked about in
+        each step, so what is cheap to know comes first."""
+        is_shared, n_left = self._backend.memory.is_shared, 0
+        if is_shared:
+            n_promised = sum(other.n_pending + 1 for other in self._running)
+            n_left = self._backend.memory.n_cells - self._cache.n_busy - n_promised
+            if n_left < 2:  # a token is always computed, whatever is known, and the next one needs a cell
+                return False
         if reuse and self._is_being_read(sequence):
             return False
-        if not self._backend.memory.is_shared:
-            return True
         n_needed = len(sequence.tokens) + 1
-        if reuse:
+        if is_shared and reuse and n_needed > n_left:
             n_needed -= self._cache.n_known(sequence.tokens, sequence.adapters, _slots(self._running))
-        n_promised = sum(other.n_pending + 1 for other in self._running)
-        return self._cache.n_busy + n_promised + n_needed <= self._backend.memory.n_cells
+        return not is_shared or n_needed <= n_left
 
     def _is_being_read(self, sequence: Sequence) -> bool:
         """Whether another request is reading the same beginning: it is read once, then shared."""
