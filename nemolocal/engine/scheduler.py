@@ -20,7 +20,7 @@ from nemolocal.engine.prefixes import n_common
 from nemolocal.engine.sequence import Sequence
 from nemolocal.engine.speculation import Drafter, Speculation, Wish
 from nemolocal.engine.text import TextStream
-from nemolocal.errors import ContextLengthError
+from nemolocal.errors import ContextLengthError, InvalidRequestError
 from nemolocal.types import FinishReason, GenerationParams, Usage
 
 N_WORTH_WAITING = 64  # tokens; a shorter common beginning is read twice rather than waited for
@@ -123,15 +123,20 @@ class Scheduler:
         adapters: Adapters = (),
         warm: WarmState | None = None,
     ) -> None:
-        """Queue a request. Raises ContextLengthError when the prompt leaves no room for a single token."""
+        """Queue a request. Raises ContextLengthError when the prompt leaves no room for a single token, and
+        InvalidRequestError for a shift of the context that the model's memory cannot do."""
         backend = self._backend
+        if params.shift_context and not backend.memory.can_shift:
+            raise InvalidRequestError(
+                "This model cannot go on past a full context: its memory of the middle cannot be taken out.",
+                param="context_shift",
+            )
         if len(tokens) + 1 > backend.n_ctx:
             raise ContextLengthError(n_prompt=len(tokens), n_ctx=backend.n_ctx)
         borders = []
         if self._cache.keeps_checkpoints:
             borders = checkpoints.borders(tokens, backend.vocab.is_control)
         n_left = backend.n_ctx - len(tokens)
-        shifts = params.shift_context and backend.memory.can_shift
         n_new_most = n_left if params.max_tokens is None else params.max_tokens
         self._waiting.append(
             Sequence(
@@ -139,7 +144,7 @@ class Scheduler:
                 tokens=list(tokens),
                 params=params,
                 n_prompt=len(tokens),
-                n_new_most=n_new_most if shifts else min(n_new_most, n_left),
+                n_new_most=n_new_most if params.shift_context else min(n_new_most, n_left),
                 sampler=backend.sampler(params.sampling, tokens, n_logprobs=params.n_logprobs),
                 text=TextStream(params.stop),
                 adapters=adapters,
@@ -329,7 +334,7 @@ class Scheduler:
         """Make room in a full context by forgetting the older half of what follows the prompt (or, after a
         prompt of more than half the context, of what follows its first quarter)."""
         memory, n_ctx = self._backend.memory, self._backend.n_ctx
-        if not (sequence.params.shift_context and memory.can_shift) or sequence.slot is None:
+        if not sequence.params.shift_context or sequence.slot is None:
             return False
         n_kept = sequence.n_prompt if sequence.n_prompt <= n_ctx // 2 else n_ctx // 4
         n_dropped = (sequence.n_computed - n_kept) // 2
