@@ -32,15 +32,16 @@ class Plan:
     """Rows with their sequences; a row without one fills a gap between slots and is forgotten afterwards."""
 
     entries: list[tuple[Sequence | None, Row]] = field(default_factory=list)
+    n_tokens: int = 0
     n_prefill: int = 0
+
+    def add(self, sequence: Sequence | None, row: Row) -> None:
+        self.entries.append((sequence, row))
+        self.n_tokens += len(row.tokens)
 
     def batch(self) -> Batch:
         adapters = next((sequence.adapters for sequence, _ in self.entries if sequence), ())
         return Batch([row for _, row in self.entries], adapters)
-
-    @property
-    def n_tokens(self) -> int:
-        return sum(len(row.tokens) for _, row in self.entries)
 
 
 def plan(
@@ -54,13 +55,15 @@ def plan(
     """Choose from the running sequences, all with the same adapters, oldest first. Rows stand in the order of
     their slots, since llama.cpp computes only neighbouring slots together where each has its own cells."""
     chosen = Plan()
+    prompts = []
     n_left = backend.n_batch
     for sequence in running:
-        if sequence.is_decoding and n_left:
-            guessed = guesses.get(sequence.id, [])[: n_left - 1]
-            chosen.entries.append((sequence, _row(sequence, 1, guessed)))
+        if not sequence.is_decoding:
+            prompts.append(sequence)
+        elif n_left:
+            guessed = guesses[sequence.id][: n_left - 1] if sequence.id in guesses else []
+            chosen.add(sequence, _next_row(sequence, guessed))
             n_left -= 1 + len(guessed)
-    prompts = [sequence for sequence in running if not sequence.is_decoding]
     limit = _n_prefill(prompts, len(running) - len(prompts), budget)
     for sequence in prompts:
         n_whole = sequence.n_pending
@@ -71,7 +74,7 @@ def plan(
             n = min(n, cache.n_free - chosen.n_tokens)
         if n <= 0:
             break
-        chosen.entries.append((sequence, _row(sequence, n, [])))
+        chosen.add(sequence, _prompt_row(sequence, n))
         n_left -= n
         chosen.n_prefill += n
     if not backend.memory.is_shared:
@@ -96,25 +99,34 @@ def _n_to_border(sequence: Sequence) -> int:
     return end - sequence.n_computed
 
 
-def _row(sequence: Sequence, n: int, guessed: list[int]) -> Row:
-    """The next `n` pending tokens of a running sequence, and what is guessed to follow them."""
+def _next_row(sequence: Sequence, guessed: list[int]) -> Row:
+    """The last token of an answer, and what is guessed to follow it."""
+    assert sequence.slot is not None
+    tokens = [sequence.tokens[-1], *guessed]
+    return Row(sequence.slot, sequence.n_computed, tokens, sequence.sampler, len(guessed))
+
+
+def _prompt_row(sequence: Sequence, n: int) -> Row:
+    """The next `n` pending tokens of a prompt."""
     assert sequence.slot is not None
     start = sequence.n_computed
-    tokens = [*sequence.tokens[start : start + n], *guessed]
     is_last = n == sequence.n_pending
-    return Row(sequence.slot, start, tokens, sequence.sampler if is_last else None, len(guessed))
+    return Row(
+        sequence.slot, start, sequence.tokens[start : start + n], sequence.sampler if is_last else None
+    )
 
 
 def _fill_gaps(chosen: Plan, cache: SlotCache, backend: Backend) -> None:
     """Give the idle slots between the chosen ones a throw-away row each, so that all are computed at once."""
     used = sorted(row.slot for _, row in chosen.entries)
-    lengths = cache.idle_lengths()
-    if not used or not backend.memory.can_rollback:
+    if not used or used[-1] - used[0] < len(used) or not backend.memory.can_rollback:
         return
+    lengths = cache.idle_lengths()
     n_left = backend.n_batch - chosen.n_tokens
     for below, above in itertools.pairwise(used):
         gap = range(below + 1, above)
         is_open = all(slot in lengths and lengths[slot] < backend.n_ctx for slot in gap)
         if is_open and len(gap) <= min(N_GAP_FILLED, n_left):
-            chosen.entries += [(None, Row(slot, lengths[slot], [0])) for slot in gap]
+            for slot in gap:
+                chosen.add(None, Row(slot, lengths[slot], [0]))
             n_left -= len(gap)

@@ -268,12 +268,12 @@ class Scheduler:
     def _plan(self, budget: Budget) -> Plan:
         """What the running sequences compute next. With different adapters they take turns."""
         group = self._group()
-        guesses = self._guesses([s for s in self._running if s.is_decoding and s.adapters == group])
+        flowing = [sequence for sequence in self._running if sequence.is_decoding]
+        guesses = self._guesses([sequence for sequence in flowing if sequence.adapters == group])
         n_guessed = sum(map(len, guesses.values()))
-        n_flowing = sum(sequence.is_decoding for sequence in self._running)
-        while not self._cache.make_room(n_flowing + n_guessed) and self._give_way():
+        while not self._cache.make_room(len(flowing) + n_guessed) and self._give_way():
             group, guesses, n_guessed = self._group(), {}, 0
-            n_flowing = sum(sequence.is_decoding for sequence in self._running)
+            flowing = [sequence for sequence in self._running if sequence.is_decoding]
         members = [sequence for sequence in self._running if sequence.adapters == group]
         return batching.plan(members, self._cache, self._backend, budget=budget, guesses=guesses)
 
@@ -333,7 +333,7 @@ class Scheduler:
     def _shift(self, sequence: Sequence) -> bool:
         """Make room in a full context by forgetting the older half of what follows the prompt (or, after a
         prompt of more than half the context, of what follows its first quarter)."""
-        memory, n_ctx = self._backend.memory, self._backend.n_ctx
+        n_ctx = self._backend.n_ctx
         if not sequence.params.shift_context or sequence.slot is None:
             return False
         n_kept = sequence.n_prompt if sequence.n_prompt <= n_ctx // 2 else n_ctx // 4

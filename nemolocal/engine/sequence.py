@@ -43,4 +43,4 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Whether its next row gives the next token of an answer that has begun."""
-        return self.n_pending == 1 and self.n_new > 0
+        return self.n_new > 0 and len(self.tokens) - self.n_computed == 1

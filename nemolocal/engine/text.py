@@ -22,7 +22,8 @@ class TextStream:
         self.is_stopped = False
 
     def push(self, piece: bytes) -> str:
-        return self._release(self._decoder.decode(piece))
+        text = self._decoder.decode(piece)
+        return self._release(text) if self._stop else text
 
     def finish(self) -> str:
         """What was held back, when the answer ends without a stop string."""

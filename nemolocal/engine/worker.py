@@ -241,12 +241,14 @@ class Worker:
 
     def _stamp(self, event: StepEvent) -> Event:
         """Add the times to a request's last event."""
-        clock, now = self._clocks.get(event.id), self._now()
+        clock = self._clocks.get(event.id)
+        if isinstance(event, Chunk):
+            if clock and not clock.first:
+                clock.first = self._now()
+            return event
         if isinstance(event, Ended) and clock:
             del self._clocks[event.id]
-            return Finished(event.id, event.reason, event.usage, clock.timings(now))
-        if isinstance(event, Chunk) and clock and not clock.first:
-            clock.first = now
+            return Finished(event.id, event.reason, event.usage, clock.timings(self._now()))
         if isinstance(event, Failed):
             self._clocks.pop(event.id, None)
         assert not isinstance(event, Ended)

@@ -10,15 +10,14 @@ from nemolocal.engine.backend import Row
 
 
 class BatchArrays:
-    """Room for `n_batch` tokens. `batch` is what llama.cpp takes, and `outputs` says for each token whether
-    something is wanted of it."""
+    """Room for `n_batch` tokens. `batch` is what llama.cpp takes."""
 
     def __init__(self, library: Any, n_batch: int) -> None:
         self._tokens = (library.llama_token * n_batch)()
         self._positions = (library.llama_pos * n_batch)()
         self._counts = (ctypes.c_int32 * n_batch)(*([1] * n_batch))
         self._slots = (library.llama_seq_id * n_batch)()
-        self.outputs = (ctypes.c_int8 * n_batch)()
+        self._wanted = (ctypes.c_int8 * n_batch)()
         pointer = ctypes.POINTER(library.llama_seq_id)
         start, size = ctypes.addressof(self._slots), ctypes.sizeof(library.llama_seq_id)
         self._slot_pointers = (pointer * n_batch)(
@@ -31,20 +30,23 @@ class BatchArrays:
             pos=self._positions,
             n_seq_id=self._counts,
             seq_id=self._slot_pointers,
-            logits=self.outputs,
+            logits=self._wanted,
         )
 
-    def write(self, rows: Sequence[Row], *, is_output: bool) -> list[int]:
-        """Put in the rows, with something wanted of each token or of none; where each row ends."""
-        at, ends = 0, []
-        for row in rows:
+    def write(self, rows: Sequence[Row], n_wanted: Sequence[int]) -> None:
+        """Put in the rows; something is wanted of the last `n_wanted` tokens of each."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        wanted: list[ctypes.c_int8 | int] = []
+        for row, n_last in zip(rows, n_wanted, strict=True):
             n = len(row.tokens)
-            end = at + n
-            self._tokens[at:end] = row.tokens
-            self._positions[at:end] = range(row.start, row.start + n)
-            self._slots[at:end] = [row.slot] * n
-            self.outputs[at:end] = [int(is_output)] * n
-            ends.append(end)
-            at = end
-        self.batch.n_tokens = at
-        return ends
+            tokens += row.tokens
+            positions += range(row.start, row.start + n)
+            slots += [row.slot] * n
+            wanted += [0] * (n - n_last) + [1] * n_last
+        n = len(tokens)
+        # Once for all rows: each of these takes as long as a few dozen tokens.
+        self._tokens[:n], self._positions[:n] = tokens, positions
+        self._slots[:n], self._wanted[:n] = slots, wanted
+        self.batch.n_tokens = n

@@ -116,13 +116,16 @@ class LlamaBackend:
 
     def _write(self, batch: Batch) -> list[Wanted]:
         """Hand the rows over; what is to be sampled from them."""
-        wanted = []
-        ends = self._arrays.write(batch.rows, is_output=False)
-        for row, end in zip(batch.rows, ends, strict=True):
+        wanted, counts, end = [], [], 0
+        for row in batch.rows:
+            end += len(row.tokens)
+            n = 0
             if isinstance(row.sampler, LlamaSampler):
-                first = end - 1 - row.n_drafted
-                self._arrays.outputs[first:end] = [1] * (1 + row.n_drafted)
-                wanted.append((row.sampler, range(first, end), row.tokens[len(row.tokens) - row.n_drafted :]))
+                n = 1 + row.n_drafted
+                guessed = row.tokens[-row.n_drafted :] if row.n_drafted else []
+                wanted.append((row.sampler, range(end - n, end), guessed))
+            counts.append(n)
+        self._arrays.write(batch.rows, counts)
         return wanted
 
     def _sample(self, wanted: list[Wanted]) -> list[Sampled]:

@@ -78,7 +78,7 @@ class LlamaEmbedder:
         is_long = sum(len(row.tokens) for row in rows) > self.n_packed
         library.llama_set_abort_callback(self._context, self._go_on if is_long else self._never, None)
         read = library.llama_encode if self._is_encoder else library.llama_decode
-        self._arrays.write(rows, is_output=True)
+        self._arrays.write(rows, [len(row.tokens) for row in rows])
         result = read(self._context, self._arrays.batch)
         if result != 0:
             raise EngineError(f"The model could not compute a batch ({result}). {self._log.last}")
