@@ -72,6 +72,11 @@ class Settings:
     ubatch: int = _setting(0, "prompt tokens computed at a time; 0 lets the plan choose", least=0, most=4096)
     gpu: tuple[str, ...] = _setting((), "GPUs to use, by UUID or index; empty means all")
     split: str = _setting("auto", "how layers are split over GPUs", choices=("auto", "layer", "tensor"))
+    aim: str = _setting(
+        "balanced",
+        "what a plan prefers: balanced, quality or speed",
+        choices=("balanced", "quality", "speed"),
+    )
     gpu_layers: int = _setting(-1, "layers on the GPUs; -1 lets the plan choose", least=-1)
     lora: tuple[str, ...] = _setting((), "LoRA adapters to load with a model, PATH or PATH:SCALE")
     draft: str = _setting(

@@ -3,17 +3,14 @@ memory outlives it."""
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
-from nemolocal.config import Config, expand
+from nemolocal.config import Config
 from nemolocal.engine.messages import LoadSpec
-from nemolocal.errors import UsageError
 from nemolocal.hardware import Hardware
-from nemolocal.models import fingerprint, memory, planning, sizing
+from nemolocal.models import adapters, fingerprint, memory, planning, sizing
 
 SHARE_OF_RAM = 0.25  # of what is free beside the model
-SCALE_MOST = 100  # of a LoRA adapter; far beyond it the model computes what is no number
 
 
 def build(plan: sizing.Plan, hardware: Hardware, config: Config) -> LoadSpec:
@@ -23,7 +20,8 @@ def build(plan: sizing.Plan, hardware: Hardware, config: Config) -> LoadSpec:
     model raises.
     """
     settings = config.settings
-    adapters = tuple(_adapter(text) for text in settings.lora)
+    found = [adapters.parse(text) for text in settings.lora]
+    scales = tuple((adapter.path, adapter.scale) for adapter in found)
     load, is_generating = plan.load, not plan.candidate.shape.pooling
     draft = _draft(plan, config)
     return LoadSpec(
@@ -37,15 +35,16 @@ def build(plan: sizing.Plan, hardware: Hardware, config: Config) -> LoadSpec:
         n_gpu_layers=plan.placement.n_gpu_layers,
         split_mode=plan.split_mode,
         tensor_split=plan.placement.tensor_split,
+        host_experts=plan.placement.host_experts,
         visible_devices=plan.visible_devices,
         n_threads=settings.threads or hardware.cpu.physical_cores,
         n_queue=settings.queue,
         pooling=plan.candidate.shape.pooling,
         n_drafted=0 if draft == "off" else memory.N_DRAFTED,
         draft=draft,
-        adapters=adapters if is_generating else (),
+        adapters=scales if is_generating else (),
         warm_folder=str(config.paths.cache / "states") if settings.warm_cache_mib and is_generating else "",
-        warm_key=_warm_key(plan, adapters),
+        warm_key=_warm_key(plan, scales),
         warm_bytes=settings.warm_cache_mib << 20,
         state_bytes=min(settings.state_mib << 20, _spare_ram_bytes(plan, hardware)),
     )
@@ -65,32 +64,12 @@ def _draft(plan: sizing.Plan, config: Config) -> str:
     return str(model.path) if model else config.settings.draft
 
 
-def _adapter(text: str) -> tuple[str, float]:
-    """PATH or PATH:SCALE. A colon may belong to the path (on Windows it mostly does)."""
-    path, scale = text, 1.0
-    before, _, after = text.rpartition(":")
-    if before and not Path(expand(text)).exists():
-        with contextlib.suppress(ValueError):
-            scale, path = float(after), before
-    file = Path(expand(path))
-    if not file.is_file():
-        raise UsageError(
-            f"There is no LoRA adapter {path}.", hint="--lora wants FILE.gguf or FILE.gguf:SCALE."
-        )
-    if not abs(scale) <= SCALE_MOST:  # not a number is not within it either
-        raise UsageError(
-            f"The LoRA adapter {path} has a scale of {scale:g}, "
-            f"which is not from -{SCALE_MOST} to {SCALE_MOST}."
-        )
-    return str(file), scale
-
-
-def _warm_key(plan: sizing.Plan, adapters: tuple[tuple[str, float], ...]) -> str:
+def _warm_key(plan: sizing.Plan, scales: tuple[tuple[str, float], ...]) -> str:
     """What shapes a saved state, but for the library, which the engine adds: with another of these it would
     be nonsense."""
     content = fingerprint.fingerprint(Path(plan.candidate.file))
     parts = [content, plan.load.kv_type, plan.load.kv_layout]
-    for path, scale in adapters:
+    for path, scale in scales:
         status = Path(path).stat()
         parts.append(f"{path} {status.st_size} {status.st_mtime_ns} {scale}")
     return " ".join(parts)

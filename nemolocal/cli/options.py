@@ -14,7 +14,7 @@ from nemolocal.config import Settings, load
 
 NETWORK = ("offline",)
 MACHINE = ("hardware", "models_dir", "log_level")
-LOADING = ("ctx", "slots", "kv", "kv_layout", "ubatch", "gpu", "split", "gpu_layers", "lora", "draft")
+LOADING = ("ctx", "slots", "kv", "kv_layout", "ubatch", "gpu", "split", "gpu_layers", "aim", "lora", "draft")
 PLANNING = ("threads", "margin_mib", "state_mib", "warm_cache_mib")
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 LISTENING = ("host", "port", "api_key", "allow_origin", "queue")

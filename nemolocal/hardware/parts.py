@@ -7,13 +7,23 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
+class Holder:
+    """A program that holds memory of a GPU; `used_bytes` is 0 where the driver does not tell (Windows)."""
+
+    pid: int
+    name: str
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One CUDA device.
 
     `index` is NVML's, which counts in the order of the PCI bus. `free_bytes` is what was free when it was
     asked. `compute_capability` is like "8.9". `state` is "ok", "lost", "mig" or "error"; where it is not
     "ok", `problem` says why in one line and the byte counts are 0: nothing stale is ever shown.
-    `shares_ram` marks a GPU without memory of its own, whose byte counts are the RAM's.
+    `shares_ram` marks a GPU without memory of its own, whose byte counts are the RAM's. `n_links` are its
+    active NVLinks, `holders` the programs in its memory, the largest first.
     """
 
     index: int
@@ -27,6 +37,8 @@ class Gpu:
     state: str = "ok"
     problem: str = ""
     shares_ram: bool = False
+    n_links: int = 0
+    holders: tuple[Holder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,25 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from nemolocal.models.shape import ModelShape
+
+Aim = Literal["balanced", "quality", "speed"]
 
 Q6_CLASS: Final = 6.7
 """Beyond this, more bytes cost speed and buy nothing that is seen."""
 
 Q4_CLASS: Final = 4.9
-"""What a CPU is given: each token reads every weight, at a tenth of a GPU's speed."""
+"""What speed asks for, and what a CPU is given: each token reads every weight, there at a tenth of a GPU's
+speed."""
+
+BF16_CLASS: Final = 16.0
+
+AIMS: Final[dict[Aim, float]] = {"balanced": Q6_CLASS, "quality": BF16_CLASS, "speed": Q4_CLASS}
+"""How far up each aim goes on GPUs."""
+
+CPU_AIMS: Final[dict[Aim, float]] = {"balanced": Q4_CLASS, "quality": Q6_CLASS, "speed": Q4_CLASS}
 
 GOOD: Final = 4.2
 """Below this, answers begin to suffer: a smaller context is the better choice."""

@@ -6,8 +6,22 @@ import re
 from collections.abc import Sequence
 
 GB = 1_000_000_000
-EFFICIENCY = 0.75  # share of the memory bandwidth that reading quantized weights reaches
-LAYER_S = 60e-6  # launching one layer's kernels; measured: 8B with 32 layers on an H200 takes 3.6 ms a token
+
+EFFICIENCY = 0.75
+HBM_EFFICIENCY = 0.55
+HBM_BANDWIDTH = 1900
+"""Share of the memory's bandwidth that reading quantized weights reaches; measured on an H200: the 8B shape
+takes 3.6 ms a token and the 70B shape 22 ms."""
+
+LAYER_S = 60e-6
+TENSOR_LAYER_S = 90e-6
+"""Launching one layer's kernels, and with every matrix cut over cards also their coming together over
+NVLink; measured on two H200s: 64.7 tokens a second with the 70B shape, 280 with the 8B shape."""
+
+CPU_BANDWIDTH = 45 * GB
+"""What two channels of RAM give to a CPU that reads weights; servers have more. A rough figure."""
+
+CPU_LAYER_S = 120e-6
 
 # GB/s by what the driver calls the card; the longest name that it holds in whole words counts. Makers'
 # data sheets.
@@ -35,20 +49,31 @@ def bandwidth(name: str) -> int | None:
     return BANDWIDTH[max(known, key=len)] * GB if known else None
 
 
-def tokens_per_s(
-    reads: Sequence[tuple[str, int]], n_layer: int, *, is_parallel: bool = False
-) -> float | None:
-    """Tokens per second of one stream whose GPUs read (name, bytes) for each token: one after another, or
-    all at once where each layer is cut over them.
-
-    None when a card is unknown or nothing is read on a GPU.
-    """
-    times = []
-    for name, n_bytes in reads:
-        speed = bandwidth(name)
-        if speed is None:
-            return None
-        times.append(n_bytes / (speed * EFFICIENCY))
-    if not times:
+def read_s(name: str, n_bytes: int) -> float | None:
+    """Seconds that a GPU takes to read so many weights once, None for a card that the table does not know."""
+    speed = bandwidth(name)
+    if speed is None:
         return None
-    return round(1 / (n_layer * LAYER_S + (max(times) if is_parallel else sum(times))), 1)
+    return n_bytes / (speed * (HBM_EFFICIENCY if speed >= HBM_BANDWIDTH * GB else EFFICIENCY))
+
+
+def token_s(
+    reads: Sequence[tuple[str, int]],
+    n_layer: int,
+    *,
+    cpu_bytes: int = 0,
+    n_cpu_layers: int = 0,
+    is_parallel: bool = False,
+) -> float | None:
+    """Seconds for one token of one stream, whose GPUs read (name, bytes) for it one after another, or all at
+    once where each matrix is cut over them, and whose CPU reads `cpu_bytes` in `n_cpu_layers` of the layers.
+
+    None when a card is unknown.
+    """
+    times = [read_s(name, n_bytes) for name, n_bytes in reads]
+    known = [time for time in times if time is not None]
+    if len(known) < len(times):
+        return None
+    each = TENSOR_LAYER_S if is_parallel else LAYER_S
+    on_gpus = (max(known) if is_parallel else sum(known)) + (n_layer - n_cpu_layers) * each if known else 0.0
+    return on_gpus + cpu_bytes / CPU_BANDWIDTH + n_cpu_layers * CPU_LAYER_S

@@ -6,7 +6,7 @@ vendored in llama-cpp-python 0.3.36; file names below are of its `src/`, unless 
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -162,12 +162,14 @@ def pipeline_bytes(shape: ModelShape, load: Load) -> int:
     return (_N_PIPELINE_COPIES - 1) * (mask_bytes(shape, load) + 4 * shape.n_embd * load.n_tokens)
 
 
-def offload_bytes(shape: ModelShape, n_host_layers: int) -> int:
-    """What a GPU holds more when the first `n_host_layers` lie in RAM: to read a prompt, their matrices are
-    copied to it (ggml-backend.cpp, op_offload), one of a block's at a time, but the experts together."""
+def offload_bytes(shape: ModelShape, n_host_layers: int, host_experts: Collection[int] = ()) -> int:
+    """What a GPU holds more when the first `n_host_layers`, or the experts of other blocks, lie in RAM: to
+    read a prompt, their matrices are copied to it (ggml-backend.cpp, op_offload), one of a block's at a time,
+    but the experts together."""
     n_parts = 2 if shape.architecture in UNGATED else 3
-    sizes = (x.weights_bytes if x.expert_bytes else x.weights_bytes // n_parts for x in shape.layers)
-    return max(itertools.islice(sizes, n_host_layers), default=0)
+    sizes = [x.weights_bytes if x.expert_bytes else x.weights_bytes // n_parts for x in shape.layers]
+    sizes = [*sizes[:n_host_layers], *(shape.layers[il].expert_bytes for il in host_experts)]
+    return max(sizes, default=0)
 
 
 def host_bytes(shape: ModelShape, load: Load) -> int:

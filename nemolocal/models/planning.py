@@ -10,44 +10,51 @@ from typing import Literal, cast
 from nemolocal.config import Config
 from nemolocal.errors import ModelNotFoundError, UsageError
 from nemolocal.hardware import Hardware
-from nemolocal.models import catalog, placement, reference, sizing, store
-from nemolocal.models.choice import Candidate
+from nemolocal.models import adapters, catalog, placement, reference, sizing, store
+from nemolocal.models.choice import Aim, Candidate
+from nemolocal.models.learned import Learned
 from nemolocal.models.memory import KvType
 from nemolocal.models.reference import HubRef, NamedRef, PathRef, Reference
 from nemolocal.models.shape import ModelShape
 from nemolocal.models.store import LocalModel
 
 
-def plan(ref: str, config: Config, hardware: Hardware) -> sizing.Plan:
+def plan(ref: str, config: Config, hardware: Hardware, learned: Learned | None = None) -> sizing.Plan:
     """How the model that `ref` names would be loaded, whether it is on this machine or only in the catalogue.
 
     Raises what reading the reference, finding the model and planning raise.
     """
     parsed = reference.parse(ref)
     wished = replace(wish(config), quant="" if isinstance(parsed, PathRef) else parsed.quant)
-    return decide(str(parsed), candidates(parsed, config), hardware, config, wished)
+    return decide(str(parsed), candidates(parsed, config), hardware, config, wished, learned=learned)
 
 
 def decide(
-    name: str, files: Sequence[Candidate], hardware: Hardware, config: Config, wished: sizing.Wish
+    name: str,
+    files: Sequence[Candidate],
+    hardware: Hardware,
+    config: Config,
+    wished: sizing.Wish,
+    *,
+    learned: Learned | None = None,
 ) -> sizing.Plan:
-    """Choose among the files of one model, with room for the draft model that the settings name.
+    """Choose among the files of one model, with room for the draft model and adapters that the settings name.
 
     Raises what sizing.plan raises, and ModelNotFoundError for a draft model that is not on this machine.
     """
-    found = sizing.plan(name, files, hardware, wished)
-    draft = draft_model(config)
-    if draft is None or found.candidate.shape.pooling:
+    found = sizing.plan(name, files, hardware, wished, learned)
+    draft, shape = draft_model(config), found.candidate.shape
+    if shape.pooling:
         return found
-    if not can_guess(found.candidate.shape):
-        reason = f"{draft.id} does not guess for this model, which cannot take a guess back."
-        return replace(found, reasons=(*found.reasons, reason))
-    needed = placement.needed_bytes(draft.info.shape, found.load)
-    if not found.placement.gpus:
-        return found  # in RAM it is mapped beside the model, and the margin there is for such things
-    found = sizing.plan(name, files, hardware, replace(wished, margin_bytes=wished.margin_bytes + needed))
-    reason = f"{needed / sizing.GIB:.1f} GiB of that are for {draft.id}, which guesses ahead."
-    return replace(found, reasons=(*found.reasons, reason))
+    beside = sum(adapters.parse(text).size_bytes for text in config.settings.lora)
+    reasons = found.reasons
+    if draft and not can_guess(shape):
+        reasons = (*reasons, f"{draft.id} does not guess for this model, which cannot take a guess back.")
+    elif draft:
+        beside += placement.needed_bytes(placement.Job(draft.info.shape, found.load))
+    if not beside or not found.placement.gpus:
+        return replace(found, reasons=reasons)  # in RAM they are mapped, and the margin there is for them
+    return sizing.plan(name, files, hardware, replace(wished, beside_bytes=beside), learned)
 
 
 def can_guess(shape: ModelShape) -> bool:
@@ -85,6 +92,7 @@ def wish(config: Config) -> sizing.Wish:
         n_ubatch=settings.ubatch,
         kv_layout=cast(Literal["auto", "shared", "split"], settings.kv_layout),
         margin_bytes=settings.margin_mib << 20,
+        aim=cast(Aim, settings.aim),
     )
 
 

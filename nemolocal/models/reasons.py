@@ -15,12 +15,14 @@ from nemolocal.errors import DoesNotFitError
 from nemolocal.models import choice, placement
 from nemolocal.models.choice import Candidate
 from nemolocal.models.memory import CUDA_CONTEXT_BYTES, Load
+from nemolocal.models.placement import Job
 
 if TYPE_CHECKING:
     from nemolocal.models.sizing import Found, Search, Wish
 
 GIB = 1 << 30
 N_CTX_REFUSED = 8_192
+HELD_WORTH_TELLING = 512 << 20  # of a card; less belongs to any desktop
 CTX_OFFERS = (65_536, 32_768, 16_384, 8_192, 4_096, 2_048)
 
 
@@ -35,10 +37,15 @@ def explain(found: Found, files: Sequence[Candidate], wish: Wish, search: Search
     yield _about_context(found, wish, search)
     if load.kv_type != "f16":
         kind = f"The cache is kept in {load.kv_type}"
-        yield f"{kind}, as asked for." if wish.kv_type else f"{kind}, which takes half the room of f16."
+        cost = "half the room of f16; answers come about a fifth slower at 8,192 tokens, a third at 32,768"
+        yield f"{kind}, as asked for." if wish.kv_type else f"{kind}, which takes {cost}."
     yield _about_slots(candidate, load, wish)
     if place.gpus:
         yield f"{_gib(wish.margin_bytes)} stay free on each GPU."
+    if wish.beside_bytes and place.gpus:
+        yield f"{_gib(wish.beside_bytes)} more are kept there for the draft model and adapters."
+    if place.gpus and not place.is_whole:
+        yield from _about_holders(search)
 
 
 def refusal(model: str, files: Sequence[Candidate], wish: Wish, search: Search) -> DoesNotFitError:
@@ -46,28 +53,28 @@ def refusal(model: str, files: Sequence[Candidate], wish: Wish, search: Search) 
     smallest = min(files, key=lambda c: c.size_bytes)
     n_ctx = wish.n_ctx or min(N_CTX_REFUSED, smallest.shape.n_ctx_train)
     load = search.load(smallest.shape, n_ctx=n_ctx, n_slots=wish.n_slots or 1, kv_type=wish.kv_type or "f16")
-    needed = placement.in_ram(smallest.shape, load).host.total_bytes
+    needed = placement.in_ram(search.job(smallest, load)).host.total_bytes
     needed += CUDA_CONTEXT_BYTES * len(search.gpus)
     where, available = "in all", search.available_bytes
     if search.gpus and (wish.n_gpu_layers >= 0 or wish.split == "tensor"):
         where, available = "on the GPUs", available - search.ram_bytes
-        needed = _needed_on_gpus(smallest, load, wish)
+        needed = _needed_on_gpus(search.job(smallest, load), wish)
     fits_badly = ", but not on any one device as a whole layer" if needed <= available else ""
     return DoesNotFitError(
         f"{model} does not fit: {smallest.quant} with a context of {n_ctx:,} tokens needs {_gib(needed)} "
         f"{where}, and {_gib(available)} can be used{fits_badly}.",
         needed_bytes=needed,
         available_bytes=available,
-        hint=_smallest_change(files, wish, search),
+        hint=" ".join([_smallest_change(files, wish, search), *_about_holders(search)]),
     )
 
 
-def _needed_on_gpus(candidate: Candidate, load: Load, wish: Wish) -> int:
+def _needed_on_gpus(job: Job, wish: Wish) -> int:
     """What the layers that were asked for would take on one GPU."""
-    shape = candidate.shape
+    shape = job.shape
     if wish.split != "tensor" and 0 <= wish.n_gpu_layers <= shape.n_layer:
         shape = replace(shape, layers=shape.layers[shape.n_layer_all + 1 - wish.n_gpu_layers :])
-    return placement.needed_bytes(shape, load)
+    return placement.needed_bytes(replace(job, shape=shape))
 
 
 def _smallest_change(files: Sequence[Candidate], wish: Wish, search: Search) -> str:
@@ -99,12 +106,19 @@ def _where(found: Found, wish: Wish, search: Search) -> str:
         return f"All {n_layer} layers run on the CPU: {_why_cpu(wish, search)}"
     names = _names(place)
     if place.split_mode == "tensor":
-        return f"The tensors of all {n_layer} layers are split over {names}, as asked for."
+        why = "as asked for" if wish.split == "tensor" else "which is faster than one after another"
+        return f"The tensors of all {n_layer} layers are split over {names}, {why}."
     if place.is_whole:
         if len(place.gpus) > 1:
             return f"All {n_layer} layers fit on {names}, split by their bytes, as no card holds them alone."
         others = ", and one card is faster than two" if len(search.gpus) > 1 else ""
         return f"All {n_layer} layers fit on {names}{others}."
+    if place.host_experts and not place.host.n_layers:
+        n_sparse = sum(layer.expert_bytes > 0 for layer in candidate.shape.layers)
+        return (
+            f"All {n_layer} layers lie on {names}, but the experts of {len(place.host_experts)} of "
+            f"{n_sparse} stay in RAM, where the CPU reads the few that each token needs."
+        )
     n = sum(share.n_layers for share in place.shares)
     why = "as asked for" if wish.n_gpu_layers >= 0 else "which is all that fits"
     return f"{n} of {n_layer} layers lie on {names}, {why}; the rest runs on the CPU, which is much slower."
@@ -126,7 +140,7 @@ def _why_cpu(wish: Wish, search: Search) -> str:
 
 def _about_quant(found: Found, files: Sequence[Candidate], search: Search) -> str:
     candidate, load, place = found
-    classes = choice.prefer(files, aim=choice.Q6_CLASS if search.gpus else choice.Q4_CLASS)
+    classes = choice.prefer(files, aim=search.aim_rank)
     wanted = [*classes.good, *classes.fair, *classes.poor]
     larger = [c for c in wanted if c.size_bytes > candidate.size_bytes]
     if not larger and search.gpus:
@@ -141,11 +155,12 @@ def _about_quant(found: Found, files: Sequence[Candidate], search: Search) -> st
     if place.gpus and not place.is_whole:
         if candidate.rank < choice.GOOD:
             return f"{candidate.quant} is the best that fits at all; at so few bits the answers suffer."
-        return f"{candidate.quant} leaves the fewest layers to the CPU without harm to the answers."
-    lacks = f"with {load.n_ctx:,} tokens it needs {_gib(placement.needed_bytes(best.shape, load))}"
+        left = "experts in RAM" if place.host_experts else "layers to the CPU"
+        return f"{candidate.quant} leaves the fewest {left} without harm to the answers."
+    lacks = f"with {load.n_ctx:,} tokens it needs {_gib(placement.needed_bytes(search.job(best, load)))}"
     room = f"of {_gib(search.available_bytes - search.ram_bytes)} that can be used on the GPUs"
     if not place.gpus:
-        lacks = f"it needs {_gib(placement.in_ram(best.shape, load).host.total_bytes)}"
+        lacks = f"it needs {_gib(placement.in_ram(search.job(best, load)).host.total_bytes)}"
         room = f"of {_gib(search.ram_bytes)} of RAM"
     if search.place(best, load):
         return f"{candidate.quant} leaves room for a longer context than {best.quant}."
@@ -168,7 +183,7 @@ def _about_context(found: Found, wish: Wish, search: Search) -> str:
         return f"A context of {load.n_ctx:,} tokens, all that the model was trained for."
     if place.gpus and not place.is_whole and wish.n_gpu_layers < 0 and load.n_ctx >= N_CTX_REFUSED:
         return (
-            f"A context of {load.n_ctx:,} tokens, to leave the fewest layers to the CPU; --ctx takes more, "
+            f"A context of {load.n_ctx:,} tokens, to leave the least to the CPU; --ctx takes more, "
             f"up to {n_train:,}."
         )
     larger = [n for n in search.contexts(candidate) if n > load.n_ctx]
@@ -191,6 +206,14 @@ def _about_slots(candidate: Candidate, load: Load, wish: Wish) -> str:
         each = candidate.shape.state_bytes / (1 << 20)
         return f"{answers} at a time; each keeps a state of {each:.0f} MiB."
     return f"{answers} at a time, which share the context."
+
+
+def _about_holders(search: Search) -> Iterator[str]:
+    """Who holds most of what is not free on the GPUs."""
+    holders = sorted((h for gpu in search.gpus for h in gpu.holders), key=lambda h: -h.used_bytes)
+    if holders and holders[0].used_bytes > HELD_WORTH_TELLING:
+        largest = holders[0]
+        yield f"{largest.name} (process {largest.pid}) holds {_gib(largest.used_bytes)} of GPU memory."
 
 
 def _gib(n_bytes: int) -> str:

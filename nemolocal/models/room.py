@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from nemolocal.errors import DoesNotFitError
 from nemolocal.hardware import Gpu, Hardware
 from nemolocal.models import choice
-from nemolocal.models.sizing import Plan
+from nemolocal.models.plans import Plan
 
 PlanOn = Callable[[Hardware], Plan]
 """Plans one model for a hardware; raises DoesNotFitError."""

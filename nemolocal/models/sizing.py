@@ -8,21 +8,23 @@ words for a decision and for a refusal are in reasons.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Literal
+from dataclasses import replace
+from typing import Any, Final
 
-from nemolocal.errors import ModelNotFoundError, UsageError
 from nemolocal.hardware import Gpu, Hardware
-from nemolocal.models import architectures, choice, forecast, memory, placement, reasons
+from nemolocal.models import architectures, choice, memory, placement, reasons
+from nemolocal.models import wish as wishes
 from nemolocal.models.choice import Candidate, prefer
-from nemolocal.models.memory import KV_BLOCK, N_GPUS_MOST, KvLayout, KvType, Load
-from nemolocal.models.placement import RAM_MARGIN_BYTES, Placement, SplitMode
+from nemolocal.models.learned import Learned
+from nemolocal.models.memory import N_GPUS_MOST, KvLayout, KvType, Load
+from nemolocal.models.placement import RAM_MARGIN_BYTES, Job, Placement
+from nemolocal.models.plans import Bar, Plan, token_s
 from nemolocal.models.shape import ModelShape
+from nemolocal.models.wish import N_SLOTS_MOST, Wish
 
-__all__ = ["Candidate", "Plan", "Wish", "plan"]
+__all__ = ["GIB", "N_SLOTS_MOST", "Bar", "Candidate", "Plan", "Wish", "plan"]
 
 GIB: Final = 1 << 30
-N_BATCH: Final = 2048
 N_UBATCH_FAST: Final = (2048, 4096)
 """Tokens that a GPU reads at a time where there is plenty of room: up to a quarter faster than 512 where
 several prompts wait."""
@@ -38,144 +40,94 @@ INPUT_LADDER: Final = (8_192, 4_096, 2_048, 1_024, 512)
 """Longest inputs of models that embed or rank, where nothing is wished."""
 N_OUTPUT_BYTES_MOST: Final = 2 * GIB
 """What the rows that llama.cpp hands out for each token of such an input may take, wishes apart."""
-N_SLOTS_MOST: Final = 32
 N_SLOTS_CPU: Final = 8
 N_SLOTS_FIRST: Final = 4
 """Slots that a model on a GPU gets before anything gives way; more are added from what is left over."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What the user asked for; 0, "", () and -1 leave it to the plan. What is asked for is kept or refused,
-    never changed. `gpus` are UUIDs (or their beginnings) or indices; `n_gpu_layers` counts the output layer
-    as one; `margin_bytes` stay free on each GPU."""
-
-    n_ctx: int = 0
-    n_slots: int = 0
-    kv_type: KvType | Literal[""] = ""
-    gpus: tuple[str, ...] = ()
-    split: Literal["auto", "layer", "tensor"] = "auto"
-    n_gpu_layers: int = -1
-    n_ubatch: int = 0
-    kv_layout: KvLayout | Literal["auto"] = "auto"
-    margin_bytes: int = 1 * GIB
-    quant: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A decision: what is loaded, where each byte goes, and why. `tokens_per_s` is a forecast for one
-    stream, None where it is not known."""
-
-    model: str
-    candidate: Candidate
-    load: Load
-    placement: Placement
-    reasons: tuple[str, ...]
-    tokens_per_s: float | None
-
-    @property
-    def n_batch(self) -> int:
-        """The most tokens that one step computes."""
-        return max(N_BATCH, self.load.n_ubatch)
-
-    @property
-    def split_mode(self) -> SplitMode:
-        return self.placement.split_mode
-
-    @property
-    def visible_devices(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs in use, in the order of `placement.tensor_split`: the engine's process is to
-        see these and no others, so that no other numbering can come between."""
-        return tuple(gpu.uuid for gpu in self.placement.gpus)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON; sizes in bytes. `host` is what stays in RAM."""
-        devices = [
-            {"id": gpu.uuid, "name": gpu.name, **_figures(share), "free_bytes": gpu.free_bytes}
-            for gpu, share in zip(self.placement.gpus, self.placement.shares, strict=True)
-        ]
-        return {
-            "model": self.model,
-            "file": self.candidate.file,
-            "quant": self.candidate.quant,
-            "fits": True,
-            "context": self.load.n_ctx,
-            "slots": self.load.n_slots,
-            "kv_type": self.load.kv_type,
-            "kv_layout": self.load.kv_layout,
-            "split_mode": self.split_mode,
-            "n_ubatch": self.load.n_ubatch,
-            "devices": devices,
-            "host": _figures(self.placement.host),
-            "reasons": list(self.reasons),
-            "forecast": {"prompt_tokens_per_s": None, "tokens_per_s": self.tokens_per_s},
-        }
-
+GAIN_OF_TENSOR_SPLIT: Final = 1.2
+"""How much faster an answer must be forecast to become for every matrix to be cut over cards: reading
+prompts becomes slower."""
+UNTRIED_IN_TENSOR_SPLIT: Final = frozenset({"deci"})
+"""Layers without attention, with which nobody has run it; it has to be asked for."""
 
 Found = tuple[Candidate, Load, Placement]
 
 
-def plan(model: str, candidates: Sequence[Candidate], hardware: Hardware, wish: Wish | None = None) -> Plan:
+def plan(
+    model: str,
+    candidates: Sequence[Candidate],
+    hardware: Hardware,
+    wish: Wish | None = None,
+    learned: Learned | None = None,
+) -> Plan:
     """Choose among the files of one model, given in any order, for this hardware.
 
-    On GPUs the best quantization up to the Q6_K class that fits whole is taken, of the files that are here
-    if one of them does. What gives way, in this order: the context down to 16k, the next lower
-    quantization, the type of the cache where that saves more than it costs, the context down to 8k, the
-    number of slots, layers to the CPU. On a CPU the Q4 class is preferred.
+    On GPUs the best quantization that the aim goes up to and that fits whole is taken, of the files that are
+    here if one of them does. What gives way, one on top of the other: the context down to 16k, the next
+    lower quantization, the cache to q8_0 where that saves more than it costs, the context down to 8k (again
+    with the best quantization that fits), the number of slots, experts to the RAM, layers to the CPU. On a
+    CPU the Q4 class is preferred.
+
+    More memory never takes a layer off the GPUs nor needs more cards, and on as many cards it never gives a
+    lower quantization without a longer context, nor a shorter context without a higher quantization. What
+    `learned` tells of earlier loads is used in place of the arithmetic.
 
     Raises DoesNotFitError when nothing fits, UsageError for a wish that cannot be met on this hardware or
     with this model, ModelNotFoundError when no file has the wished quantization.
     """
-    wish = wish or Wish()
-    files = _wished_files(candidates, wish)
-    gpus = _wished_gpus(hardware, wish)
-    _check(wish, files, gpus, hardware)
-    search = Search(hardware, _within(files[0].shape, wish), gpus)
+    wish, learned = wish or Wish(), learned or Learned()
+    files = wishes.files(candidates, wish)
+    gpus = wishes.gpus(hardware, wish)
+    wishes.check(wish, files, gpus, hardware)
+    search = Search(hardware, wishes.within(files[0].shape, wish), gpus, learned)
     here = [c for c in files if c.is_local]
     found = (search.whole(here) if here and len(here) < len(files) else None) or search.any(files)
     if found is None:
         raise reasons.refusal(model, files, search.wish, search)
-    candidate, load, place = found = search.faster(found)
+    candidate, load, place = found = search.faster(search.cut_over_cards(search.longer(found)))
+    seconds = token_s(candidate, place)
     return Plan(
         model=model,
         candidate=candidate,
         load=load,
         placement=place,
         reasons=tuple(reasons.explain(found, files, wish, search)),
-        tokens_per_s=_speed(candidate, place),
+        tokens_per_s=None if seconds is None else round(1 / seconds, 1),
+        measured_tokens_per_s=learned.tokens_per_s.get(candidate.file),
+        kept_bytes=wish.kept_bytes,
     )
 
 
 class Search:
     """Tries files and loads on one hardware, the best first, until one fits."""
 
-    def __init__(self, hardware: Hardware, wish: Wish, gpus: Sequence[Gpu]) -> None:
+    def __init__(self, hardware: Hardware, wish: Wish, gpus: Sequence[Gpu], learned: Learned) -> None:
         self.hardware = hardware
         self.wish = wish
+        self.learned = learned
         self._chosen = tuple(gpus)
         self.gpus = [] if wish.n_gpu_layers == 0 else list(gpus)
         self.ram_bytes = max(hardware.ram.available_bytes - RAM_MARGIN_BYTES, 0)
+        self.aim_rank = (choice.AIMS if self.gpus else choice.CPU_AIMS)[wish.aim]
 
     @property
     def available_bytes(self) -> int:
         """All that a model may take, on the GPUs and in RAM."""
-        rooms = [max(g.free_bytes - self.wish.margin_bytes, 0) for g in self.gpus if not g.shares_ram]
+        rooms = [max(g.free_bytes - self.wish.kept_bytes, 0) for g in self.gpus if not g.shares_ram]
         return self.ram_bytes + sum(rooms)
 
     def again(self, **changes: Any) -> Search:
         """The same search with another wish."""
-        return Search(self.hardware, replace(self.wish, **changes), self._chosen)
+        return Search(self.hardware, replace(self.wish, **changes), self._chosen, self.learned)
 
     def with_all_gpus(self) -> Search:
         wish = replace(self.wish, gpus=())
-        return Search(self.hardware, wish, _wished_gpus(self.hardware, wish))
+        return Search(self.hardware, wish, wishes.gpus(self.hardware, wish), self.learned)
 
     def any(self, files: Sequence[Candidate]) -> Found | None:
         """The best of all ways that there are."""
         if not self.gpus:
             return self._on_cpu(files)
-        classes = prefer(files, aim=choice.Q6_CLASS)
+        classes = prefer(files, aim=self.aim_rank)
         return (
             self.whole(files)
             or self._partly(classes.good[::-1])
@@ -188,21 +140,29 @@ class Search:
         """The best way with every layer where it was wished: on the GPUs, or as many there as asked for."""
         if not self.gpus:
             return None
-        classes = prefer(files, aim=choice.Q6_CLASS)
+        classes = prefer(files, aim=self.aim_rank)
         return self._whole_of(classes.good) or self._whole_of(classes.fair)
+
+    def job(self, candidate: Candidate, load: Load) -> Job:
+        """What is to be placed, with what earlier loads have shown of this file."""
+        return Job(
+            candidate.shape,
+            load,
+            kept_bytes=self.wish.kept_bytes,
+            overheads=self.learned.overhead_bytes,
+            compute_ratio=self.learned.compute_ratios.get(candidate.file, 1.0),
+        )
 
     def place(self, candidate: Candidate, load: Load, *, n_gpus_most: int = N_GPUS_MOST) -> Placement | None:
         """The placement of a file, None when the GPUs or the RAM are too small for it."""
-        margin, shape = self.wish.margin_bytes, candidate.shape
+        job = self.job(candidate, load)
         if not self.gpus:
-            found: Placement | None = placement.in_ram(shape, load)
+            found: Placement | None = placement.in_ram(job)
         elif self.wish.split == "tensor":
-            found = placement.across(shape, load, self.gpus, margin_bytes=margin)
+            found = placement.across(job, self.gpus)
         else:
             n = self.wish.n_gpu_layers
-            found = placement.on_gpus(
-                shape, load, self.gpus, margin_bytes=margin, n_gpu_layers=n, n_gpus_most=n_gpus_most
-            )
+            found = placement.on_gpus(job, self.gpus, n_gpu_layers=n, n_gpus_most=n_gpus_most)
         return found if found and found.ram_bytes <= self.ram_bytes else None
 
     def load(self, shape: ModelShape, *, n_ctx: int, n_slots: int, kv_type: KvType) -> Load:
@@ -212,6 +172,50 @@ class Search:
             return load
         layout: KvLayout = "split" if self.wish.kv_layout == "split" else "shared"
         return replace(load, kv_layout=layout, n_ubatch=self.wish.n_ubatch or load.n_ubatch)
+
+    # What is left over ---------------------------------------------------------------------------
+
+    def longer(self, found: Found) -> Found:
+        """Where not all is on GPUs: the longest context that sends nothing more to the RAM."""
+        candidate, load, place = found
+        if not place.gpus or place.is_whole or self.wish.n_gpu_layers >= 0:
+            return found
+        for n_ctx in self.contexts(candidate):
+            if n_ctx <= load.n_ctx:
+                break
+            more = replace(load, n_ctx=n_ctx)
+            other = placement.most_on_gpus(self.job(candidate, more), self.gpus)
+            is_as_good = other.n_gpu_layers == place.n_gpu_layers
+            is_as_good = is_as_good and len(other.host_experts) == len(place.host_experts)
+            if is_as_good and other.ram_bytes <= self.ram_bytes:
+                return candidate, more, other
+        return found
+
+    def cut_over_cards(self, found: Found) -> Found:
+        """Every matrix cut over several cards, where they are of one kind and linked, and answers are
+        forecast to come a good deal sooner for it."""
+        candidate, load, place = found
+        shape = candidate.shape
+        refused = architectures.WITHOUT_TENSOR_SPLIT | UNTRIED_IN_TENSOR_SPLIT
+        if self.wish.split != "auto" or shape.pooling or shape.architecture in refused:
+            return found
+        if not place.is_whole or load.kv_type != "f16" or shape.state_bytes:
+            return found
+        now = token_s(candidate, place)
+        first = place.gpus[0]
+        linked = [
+            g for g in self.gpus if g.n_links and (g.name, g.total_bytes) == (first.name, first.total_bytes)
+        ]
+        n = 1 << (len(linked).bit_length() - 1) if linked else 0
+        while n > 1 and any(layer.n_embd_k_gqa // max(shape.head_length, 1) % n for layer in shape.layers):
+            n //= 2
+        if now is None or n < 2:
+            return found
+        other = placement.across(self.job(candidate, load), sorted(linked, key=lambda g: g.uuid)[:n])
+        then = token_s(candidate, other) if other and other.ram_bytes <= self.ram_bytes else None
+        if other is None or then is None or now / then < GAIN_OF_TENSOR_SPLIT:
+            return found
+        return candidate, load, other
 
     def faster(self, found: Found) -> Found:
         """Spend what is left over on the GPUs in use: prompts read in larger batches, then, for who asked for
@@ -238,6 +242,8 @@ class Search:
             (candidate, load, other) if other.gpu_bytes - place.gpu_bytes <= SHARE_SPENT * n_left else found
         )
 
+    # Every layer where it was wished -------------------------------------------------------------
+
     def contexts(self, candidate: Candidate) -> list[int]:
         """Contexts that are worth a try, the largest first: as wished, else those of the ladder up to the
         length that the model was trained for."""
@@ -252,33 +258,53 @@ class Search:
         return sorted(sizes, reverse=True)
 
     def _whole_of(self, files: Sequence[Candidate]) -> Found | None:
-        for load_of, is_long in self._ways():
-            for candidate in files:
-                if not _can_hold(candidate, load_of.kv_type):
-                    continue
-                for n_gpus_most in (1, N_GPUS_MOST):  # a longer context is not worth a second card
-                    for n_ctx in self._sizes(candidate, is_long=is_long):
-                        load = load_of(candidate.shape, n_ctx)
-                        place = self.place(candidate, load, n_gpus_most=n_gpus_most)
-                        if place:
-                            return self._with_more_slots(candidate, load, place)
+        """The first that fits of what gives way one after another, before anything goes to the RAM. `files`
+        are of one class, the best first. A card more is only taken where one alone does not hold the file
+        with a context that is long enough."""
+        for candidate, load, sizes in self._ways(files):
+            for n_gpus_most in (1, N_GPUS_MOST):
+                for n_ctx in sizes:
+                    tried = replace(load, n_ctx=n_ctx, n_ubatch=self._n_ubatch(candidate, n_ctx, load))
+                    place = self.place(candidate, tried, n_gpus_most=n_gpus_most)
+                    if place:
+                        return self._with_more_slots(candidate, tried, place)
         return None
 
-    def _sizes(self, candidate: Candidate, *, is_long: bool) -> list[int]:
+    def _ways(self, files: Sequence[Candidate]) -> Iterator[tuple[Candidate, Load, list[int]]]:
+        """(file, load, contexts worth a try with it). No way comes before one that is better both in its
+        quantization and its context, so that more memory never gives less."""
+        kv_type, n_slots = self.wish.kv_type or "f16", self.wish.n_slots or N_SLOTS_FIRST
+
+        def way(
+            file: Candidate, kv: KvType, sizes: list[int], n: int = n_slots
+        ) -> tuple[Candidate, Load, list[int]]:
+            return file, self.load(file.shape, n_ctx=sizes[0], n_slots=n, kv_type=kv), sizes
+
+        for file in files:
+            yield way(file, kv_type, self._long(file))
+        smallest = files[-1:] if not self.wish.kv_type else ()
+        for file in smallest:
+            if wishes.can_hold(file.shape, "q8_0"):
+                yield way(file, "q8_0", self._long(file)[-1:])
+        for file in files:
+            yield way(file, kv_type, self._short(file))
+        for file in smallest:
+            if wishes.can_hold(file.shape, "q8_0"):
+                yield way(file, "q8_0", self._short(file))
+        for file in files[-1:] if not self.wish.n_slots else ():
+            yield way(file, kv_type, self._short(file), 1)
+
+    def _long(self, candidate: Candidate) -> list[int]:
         sizes = self.contexts(candidate)
-        if is_long:
-            return [n for n in sizes if n >= N_CTX_LONG] or sizes
+        return [n for n in sizes if n >= N_CTX_LONG] or sizes
+
+    def _short(self, candidate: Candidate) -> list[int]:
+        sizes = self.contexts(candidate)
         return [n for n in sizes if n >= N_CTX_LEAST][-1:] or sizes
 
-    def _ways(self) -> Iterator[tuple[_LoadOf, bool]]:
-        """What gives way, one after another, before a layer goes to the CPU."""
-        n_slots = self.wish.n_slots or N_SLOTS_FIRST
-        kv_types: tuple[KvType, ...] = (self.wish.kv_type,) if self.wish.kv_type else ("f16", "q8_0")
-        for is_long in (True, False):
-            for kv_type in kv_types:
-                yield _LoadOf(self, n_slots, kv_type), is_long
-        if not self.wish.n_slots:
-            yield _LoadOf(self, 1, kv_types[0]), False
+    def _n_ubatch(self, candidate: Candidate, n_ctx: int, load: Load) -> int:
+        """A model that reads its inputs whole takes the longest in one batch."""
+        return n_ctx if candidate.shape.reads_whole else load.n_ubatch
 
     def _with_more_slots(self, candidate: Candidate, load: Load, place: Placement) -> Found:
         """Slots from what is left over: they share one cache, so most models have them almost for free."""
@@ -291,24 +317,24 @@ class Search:
             n //= 2
         return candidate, load, place
 
+    # With the CPU's help -------------------------------------------------------------------------
+
     def _partly(self, files: Sequence[Candidate], *, n_ctx: int = 0) -> Found | None:
-        """As many layers on the GPUs as fit, the rest in RAM. The smallest good file comes first, since it
-        leaves the fewest in RAM."""
+        """As much on the GPUs as fits, the rest in RAM. The smallest good file comes first, since it leaves
+        the least in RAM."""
         if self.wish.n_gpu_layers >= 0 or self.wish.split == "tensor":
             return None
         for candidate in files:
             for n_slots in (self.wish.n_slots,) if self.wish.n_slots else (N_SLOTS_CPU, 1):
                 size = self.wish.n_ctx or n_ctx or N_CTX_LEAST
                 load = self._load(candidate, size, n_slots)
-                place = placement.most_on_gpus(
-                    candidate.shape, load, self.gpus, margin_bytes=self.wish.margin_bytes
-                )
+                place = placement.most_on_gpus(self.job(candidate, load), self.gpus)
                 if place.ram_bytes <= self.ram_bytes:
                     return candidate, load, place
         return None
 
     def _as_small_as_can_be(self, files: Sequence[Candidate]) -> Found | None:
-        classes = prefer(files, aim=choice.Q6_CLASS)
+        classes = prefer(files, aim=self.aim_rank)
         for n_ctx in () if self.wish.n_ctx else CTX_LAST_RESORT:
             found = self._partly((*classes.good, *classes.fair, *classes.poor), n_ctx=n_ctx)
             if found:
@@ -316,7 +342,7 @@ class Search:
         return None
 
     def _on_cpu(self, files: Sequence[Candidate]) -> Found | None:
-        classes = prefer(files, aim=choice.Q4_CLASS)
+        classes = prefer(files, aim=self.aim_rank)
         sizes = (self.wish.n_ctx,) if self.wish.n_ctx else (N_CTX_LEAST, *CTX_LAST_RESORT)
         slots = (self.wish.n_slots,) if self.wish.n_slots else (N_SLOTS_CPU, 4, 2, 1)
         if files[0].shape.pooling and not self.wish.n_slots:
@@ -337,18 +363,6 @@ class Search:
         return self.load(candidate.shape, n_ctx=size, n_slots=n_slots, kv_type=kv_type)
 
 
-@dataclass(frozen=True, slots=True)
-class _LoadOf:
-    """A load for any context."""
-
-    search: Search
-    n_slots: int
-    kv_type: KvType
-
-    def __call__(self, shape: ModelShape, n_ctx: int) -> Load:
-        return self.search.load(shape, n_ctx=n_ctx, n_slots=self.n_slots, kv_type=self.kv_type)
-
-
 def _input_sizes(shape: ModelShape) -> list[int]:
     """Longest inputs worth a try, the largest first. Where an input is read whole, llama.cpp hands out a row
     of the vocabulary's size for each of its tokens, which nobody reads."""
@@ -356,92 +370,3 @@ def _input_sizes(shape: ModelShape) -> list[int]:
     row_bytes = 4 * shape.n_vocab if shape.reads_whole else 0
     few = [n for n in sizes if n * row_bytes <= N_OUTPUT_BYTES_MOST]
     return sorted(few or [min(sizes)], reverse=True)
-
-
-def _figures(share: placement.Share) -> dict[str, int]:
-    return {**asdict(share), "total_bytes": share.total_bytes}
-
-
-def _wished_files(candidates: Sequence[Candidate], wish: Wish) -> list[Candidate]:
-    """In an order of their own, so that the order they came in has no say."""
-    ordered = sorted(candidates, key=lambda c: (c.size_bytes, c.quant, not c.is_local, c.file))
-    if not wish.quant:
-        return ordered
-    named = [c for c in ordered if c.quant.casefold() == wish.quant.casefold()]
-    if not named:
-        known = ", ".join(dict.fromkeys(c.quant for c in ordered))
-        raise ModelNotFoundError(f"No file of the model is {wish.quant}.", hint=f"There are {known}.")
-    return named
-
-
-def _wished_gpus(hardware: Hardware, wish: Wish) -> list[Gpu]:
-    """The usable GPUs that the wish names, all without one."""
-    usable = [gpu for gpu in hardware.gpus if gpu.state == "ok"]
-    if not wish.gpus:
-        return usable
-    chosen: list[Gpu] = []
-    for name in wish.gpus:
-        found = [g for g in hardware.gpus if name == str(g.index) or g.uuid.lower().startswith(name.lower())]
-        if len(found) != 1:
-            known = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in usable) or "no GPU"
-            raise UsageError(f"'{name}' does not name one GPU of this machine.", hint=f"It has {known}.")
-        if found[0].state != "ok":
-            raise UsageError(f"GPU {name} cannot be used: {found[0].problem or found[0].state}.")
-        chosen += [gpu for gpu in found if gpu not in chosen]
-    return chosen
-
-
-def _within(shape: ModelShape, wish: Wish) -> Wish:
-    """A context that is more than a model that embeds or ranks can read was wished for others, which chat."""
-    return replace(wish, n_ctx=0) if shape.pooling and wish.n_ctx > shape.n_ctx_train else wish
-
-
-def _check(wish: Wish, files: Sequence[Candidate], gpus: Sequence[Gpu], hardware: Hardware) -> None:
-    """Refuse what no memory could make possible."""
-    if not files:
-        raise ModelNotFoundError("There is no file of this model to plan for.")
-    if not gpus and wish.n_gpu_layers > 0:
-        raise UsageError(f"No layer can go to a GPU. {hardware.reason}", hint="Leave --gpu-layers out.")
-    if not 0 <= wish.n_slots <= N_SLOTS_MOST:
-        raise UsageError(f"{wish.n_slots} slots are not between 1 and {N_SLOTS_MOST}.")
-    if wish.n_ctx < 0:
-        raise UsageError(f"A context of {wish.n_ctx} tokens is not possible.")
-    shape = files[0].shape
-    if wish.kv_type and not _can_hold(files[0], wish.kv_type):
-        raise UsageError(
-            f"A cache of the type {wish.kv_type} needs attention heads of a multiple of {KV_BLOCK} elements; "
-            f"this model's have {shape.head_length}.",
-            hint="Use --kv f16.",
-        )
-    if wish.split != "tensor":
-        return
-    if len(gpus) < 2:
-        raise UsageError("A tensor split needs at least two GPUs.", hint="Use --split layer.")
-    if shape.architecture in architectures.WITHOUT_TENSOR_SPLIT:
-        raise UsageError(
-            f"llama.cpp cannot split the tensors of the architecture '{shape.architecture}'.",
-            hint="Use --split layer.",
-        )
-    if wish.kv_type not in ("", "f16"):
-        raise UsageError("A tensor split needs the cache in f16.", hint="Use --kv f16 or --split layer.")
-    if 0 <= wish.n_gpu_layers < shape.n_layer_all + 1:
-        raise UsageError("A tensor split has all layers on the GPUs.", hint="Leave --gpu-layers out.")
-
-
-def _can_hold(candidate: Candidate, kv_type: KvType) -> bool:
-    """A quantized cache needs heads of whole blocks (llama.cpp src/llama-context.cpp)."""
-    return kv_type == "f16" or candidate.shape.head_length % KV_BLOCK == 0
-
-
-def _speed(candidate: Candidate, place: Placement) -> float | None:
-    """Tokens per second of one stream, where all is read from GPUs that are known. Of a mixture of experts
-    only the chosen ones are read for each token."""
-    if not place.is_whole:
-        return None
-    shape = candidate.shape
-    share = shape.active_bytes / max(shape.repeating_bytes + shape.output_bytes, 1)
-    reads = [
-        (gpu.name, round(part.weights_bytes * share))
-        for gpu, part in zip(place.gpus, place.shares, strict=True)
-    ]
-    return forecast.tokens_per_s(reads, shape.n_layer, is_parallel=place.split_mode == "tensor")

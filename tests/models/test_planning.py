@@ -68,10 +68,11 @@ def test_a_draft_model_has_its_room_beside_the_model(tiny: Path, tmp_path: Path)
     """On a GPU; the plan says how much, and a draft model that is not here is said."""
     small = synthetic.write_tiny(tmp_path / "small.gguf")
     both = planning.plan(str(tiny), config.load({"draft": str(small)}), DESKTOP)
-    assert both.reasons[-1].endswith("small, which guesses ahead.")
+    assert "kept there for the draft model and adapters" in both.reasons[-1]
     assert both.load.n_ctx == planning.plan(str(tiny), config.load(), DESKTOP).load.n_ctx
     hybrid = synthetic.write_tiny(tmp_path / "hybrid.gguf", "nemotron_h")
     plan = planning.plan(str(hybrid), config.load({"draft": str(small)}), DESKTOP)
+    assert plan.kept_bytes == 1 << 30
     assert plan.reasons[-1] == "small does not guess for this model, which cannot take a guess back."
     with pytest.raises(ModelFileError):
         planning.plan(str(tiny), config.load({"draft": str(tmp_path / "none.gguf")}), DESKTOP)
