@@ -6,7 +6,7 @@ description in its place.
 
 from nemolocal.hardware.detect import detect, survey
 from nemolocal.hardware.host import mapped_bytes
-from nemolocal.hardware.parts import Cpu, Gpu, Hardware, Ram
+from nemolocal.hardware.parts import Cpu, Gpu, Hardware, Holder, Ram
 from nemolocal.hardware.profile import load_profile
 
-__all__ = ["Cpu", "Gpu", "Hardware", "Ram", "detect", "load_profile", "mapped_bytes", "survey"]
+__all__ = ["Cpu", "Gpu", "Hardware", "Holder", "Ram", "detect", "load_profile", "mapped_bytes", "survey"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 
 GB = 1_000_000_000
 
@@ -41,6 +42,7 @@ BANDWIDTH = {
 }  # fmt: skip
 
 
+@cache
 def bandwidth(name: str) -> int | None:
     """Bytes per second of a GPU's memory, None for a card that the table does not know."""
     if any(word in name.casefold() for word in ("laptop", "mobile", "max-q")):

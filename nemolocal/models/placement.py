@@ -146,14 +146,17 @@ def most_on_gpus(job: Job, gpus: Sequence[Gpu]) -> Placement:
     found = _fewest_host_experts(job, gpus, sparse) if sparse else None
     if found:
         return found
-    bare = replace(job, host_experts=tuple(sparse))
-    costs = bare.costs()
-    for n_wanted in range(job.n_all, 0, -1):
-        n_host = job.n_all - n_wanted
-        if found := _try(bare, costs, gpus, n_wanted, memory.N_GPUS_MOST):
-            on_gpu = tuple(il for il in sparse if il >= n_host)
-            return replace(found, host_experts=on_gpu)
-    return in_ram(job)
+    best, low, high = in_ram(job), 0, job.n_all + 1
+    while high - low > 1:  # fewer layers fit where more do
+        middle = (low + high) // 2
+        first = job.n_all - middle
+        part = replace(job, host_experts=tuple(il for il in sparse if il >= first))
+        found = _try(part, part.costs(), gpus, middle, memory.N_GPUS_MOST)
+        if found:
+            best, low = found, middle
+        else:
+            high = middle
+    return best
 
 
 def _fewest_host_experts(job: Job, gpus: Sequence[Gpu], sparse: Sequence[int]) -> Placement | None:

@@ -67,9 +67,9 @@ def plan(
     with the best quantization that fits), the number of slots, experts to the RAM, layers to the CPU. On a
     CPU the Q4 class is preferred.
 
-    More memory never takes a layer off the GPUs nor needs more cards, and on as many cards it never gives a
-    lower quantization without a longer context, nor a shorter context without a higher quantization. What
-    `learned` tells of earlier loads is used in place of the arithmetic.
+    More memory never takes a layer off the GPUs that a fair quantization had there, and on as many cards it
+    never gives a lower quantization without a longer context, nor a shorter context without a higher
+    quantization. What `learned` tells of earlier loads is used in place of the arithmetic.
 
     Raises DoesNotFitError when nothing fits, UsageError for a wish that cannot be met on this hardware or
     with this model, ModelNotFoundError when no file has the wished quantization.
@@ -262,13 +262,28 @@ class Search:
         are of one class, the best first. A card more is only taken where one alone does not hold the file
         with a context that is long enough."""
         for candidate, load, sizes in self._ways(files):
-            for n_gpus_most in (1, N_GPUS_MOST):
-                for n_ctx in sizes:
-                    tried = replace(load, n_ctx=n_ctx, n_ubatch=self._n_ubatch(candidate, n_ctx, load))
-                    place = self.place(candidate, tried, n_gpus_most=n_gpus_most)
-                    if place:
-                        return self._with_more_slots(candidate, tried, place)
+            for n_gpus_most in (1, N_GPUS_MOST) if len(self.gpus) > 1 else (1,):
+                found = self._with_longest(candidate, load, sizes, n_gpus_most)
+                if found:
+                    return self._with_more_slots(*found)
         return None
+
+    def _with_longest(
+        self, candidate: Candidate, load: Load, sizes: Sequence[int], n_gpus_most: int
+    ) -> Found | None:
+        """The longest of these contexts that fits; they are the longest first."""
+
+        def fit(n_ctx: int) -> Found | None:
+            # A model that reads its inputs whole takes the longest in one batch.
+            n_ubatch = n_ctx if candidate.shape.reads_whole else load.n_ubatch
+            tried = replace(load, n_ctx=n_ctx, n_ubatch=n_ubatch)
+            place = self.place(candidate, tried, n_gpus_most=n_gpus_most)
+            return (candidate, tried, place) if place else None
+
+        shortest = fit(sizes[-1])
+        if shortest is None:
+            return None
+        return next((found for n_ctx in sizes[:-1] if (found := fit(n_ctx))), shortest)
 
     def _ways(self, files: Sequence[Candidate]) -> Iterator[tuple[Candidate, Load, list[int]]]:
         """(file, load, contexts worth a try with it). No way comes before one that is better both in its
@@ -301,10 +316,6 @@ class Search:
     def _short(self, candidate: Candidate) -> list[int]:
         sizes = self.contexts(candidate)
         return [n for n in sizes if n >= N_CTX_LEAST][-1:] or sizes
-
-    def _n_ubatch(self, candidate: Candidate, n_ctx: int, load: Load) -> int:
-        """A model that reads its inputs whole takes the longest in one batch."""
-        return n_ctx if candidate.shape.reads_whole else load.n_ubatch
 
     def _with_more_slots(self, candidate: Candidate, load: Load, place: Placement) -> Found:
         """Slots from what is left over: they share one cache, so most models have them almost for free."""

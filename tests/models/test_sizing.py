@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from nemolocal.errors import DoesNotFitError, ModelNotFoundError, UsageError
-from nemolocal.hardware import Cpu, Gpu, Hardware, Ram
+from nemolocal.hardware import Cpu, Gpu, Hardware, Holder, Ram
 from nemolocal.models import catalog, forecast, gguf, memory, placement
+from nemolocal.models.learned import Learned
 from nemolocal.models.memory import CUDA_CONTEXT_BYTES, MIB, Load
 from nemolocal.models.shape import LayerKind, LayerShape, ModelShape
 from nemolocal.models.sizing import GIB, N_SLOTS_MOST, Candidate, Plan, Wish, plan
@@ -557,3 +558,107 @@ def test_a_plan_can_be_made_from_a_file(tmp_path: Path) -> None:
     check(made, machine(RTX_3060))
     assert made.placement.n_gpu_layers == 7  # five blocks, the one for prediction, the output layer
     assert made.load.n_ctx == 1024
+
+
+# Experts in RAM, matrices cut over cards, what was learned -------------------------------------------
+
+
+def linked(index: int, name: str = "NVIDIA H200", gib: float = 140, **rest: object) -> Gpu:
+    return gpu(index, name, gib, gib - 1, **{"n_links": 18, **rest})
+
+
+def test_experts_go_to_the_ram_before_layers_do() -> None:
+    made = plan("m", of_catalog("nemotron-3-nano-30b-a3b"), machine(RTX_3060))
+    check_experts(made)
+    assert made.placement.n_gpu_layers == 53
+    assert made.placement.host.n_layers == 0
+    assert not made.placement.is_whole
+    assert "stay in RAM" in made.reasons[0]
+    fewer = plan("m", of_catalog("nemotron-3-nano-30b-a3b"), machine(gpu(0, "RTX 4070 Ti SUPER", 16, 15.5)))
+    check_experts(fewer)
+    assert len(fewer.placement.host_experts) < len(made.placement.host_experts)
+
+
+def check_experts(made: Plan) -> None:
+    place, shape = made.placement, made.candidate.shape
+    sparse = [il for il, layer in enumerate(shape.layers) if layer.expert_bytes]
+    assert place.host_experts
+    assert list(place.host_experts) == sparse[: len(place.host_experts)]
+    in_ram = sum(shape.layers[il].expert_bytes for il in place.host_experts)
+    assert place.host.weights_bytes == shape.input_bytes + in_ram
+    (share,) = place.shares
+    assert share.weights_bytes == shape.repeating_bytes + shape.output_bytes - in_ram
+
+
+def test_a_card_too_small_for_all_layers_keeps_the_last_ones_without_their_experts() -> None:
+    made = plan("m", of_catalog("nemotron-3-super-120b-a12b"), machine(gpu(0, "A card", 8, 7), ram_gib=120))
+    place = made.placement
+    assert 0 < place.host.n_layers < 88
+    first = place.host.n_layers
+    layers = made.candidate.shape.layers
+    assert place.host_experts == tuple(il for il in range(first, 88) if layers[il].expert_bytes)
+
+
+def test_matrices_are_cut_over_linked_cards_where_that_is_faster() -> None:
+    files, small = of_catalog("llama-3.1-nemotron-70b"), of_catalog("llama-3.1-nemotron-nano-8b")
+    two = machine(linked(0), linked(1))
+    made = plan("m", files, two)
+    check(made, two)
+    assert made.split_mode == "tensor"
+    assert "faster than one after another" in made.reasons[0]
+    alone = plan("m", files, two, Wish(split="layer"))
+    assert alone.split_mode == "none"
+    assert made.tokens_per_s is not None
+    assert alone.tokens_per_s is not None
+    assert made.tokens_per_s > 1.2 * alone.tokens_per_s
+    for hardware, model in [
+        (two, small),  # coming together costs more than is won
+        (machine(linked(0, n_links=0), linked(1, n_links=0)), files),
+        (machine(linked(0), linked(1, "NVIDIA H100")), files),
+        (two, of_catalog("llama-3.3-nemotron-super-49b")),  # layers without attention
+        (two, of_catalog("nemotron-3-super-120b-a12b")),
+    ]:
+        assert plan("m", model, hardware).split_mode != "tensor"
+    three = plan("m", files, machine(linked(0), linked(1), linked(2)))
+    assert len(three.placement.gpus) == 2  # heads of the cache are not cut in three
+
+
+def test_what_loads_have_shown_replaces_the_arithmetic() -> None:
+    usual = plan("demo", LADDER, machine(RTX_4090))
+    known = Learned({RTX_4090.uuid: 900 * MIB}, {usual.candidate.file: 1.5}, {usual.candidate.file: 77.0})
+    made = plan("demo", LADDER, machine(RTX_4090), learned=known)
+    (before,), (after,) = usual.placement.shares, made.placement.shares
+    assert after.overhead_bytes == 900 * MIB
+    assert made.load == usual.load
+    assert after.compute_bytes == round(1.5 * before.compute_bytes)
+    assert made.to_dict()["measured"] == {"tokens_per_s": 77.0}
+    full = Learned({RTX_3060.uuid: 11 * GIB})
+    assert not plan("demo", LADDER, machine(RTX_3060), learned=full).placement.gpus
+
+
+def test_who_holds_the_memory_is_named() -> None:
+    holder = Holder(4711, "blender", 5 * GIB)
+    busy = gpu(0, "NVIDIA GeForce RTX 4060", 8, 2.5, holders=(holder,))
+    made = plan("demo", LADDER, machine(busy))
+    assert any("blender (process 4711) holds 5.0 GiB" in reason for reason in made.reasons)
+    with pytest.raises(DoesNotFitError, match="blender"):
+        plan("demo", LADDER, machine(busy, ram_gib=2))
+
+
+@pytest.mark.parametrize(("aim", "quant"), [("speed", "Q4_K_M"), ("balanced", "Q6_K"), ("quality", "Q8_0")])
+def test_each_aim_goes_up_to_its_class(aim: str, quant: str) -> None:
+    made = plan("demo", LADDER, machine(RTX_4090), Wish(aim=aim))  # type: ignore[arg-type]
+    assert made.candidate.quant == quant
+
+
+def test_bars_fill_each_device() -> None:
+    hardware = machine(RTX_4090, replace(RTX_3060, index=1, uuid="GPU-other"))
+    made = plan("demo", LADDER, hardware)
+    used, idle, ram = made.bars(hardware)
+    assert (used.total_bytes, idle.total_bytes) == (24 * GIB, 12 * GIB)
+    assert ram.total_bytes == hardware.ram.total_bytes
+    assert [what for what, _ in used.parts] == [
+        "weights", "KV cache", "buffers", "overhead", "margin", "other programs", "free",
+    ]  # fmt: skip
+    assert [what for what, _ in idle.parts] == ["other programs", "free"]
+    assert dict(used.parts)["margin"] == GIB

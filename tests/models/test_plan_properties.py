@@ -1,0 +1,213 @@
+"""What holds of every plan, on random machines and models: nothing is overfilled, more memory never gives
+less, the order of files and cards has no say, and the search stays small."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+import pytest
+
+from nemolocal.errors import DoesNotFitError
+from nemolocal.hardware import Cpu, Gpu, Hardware, Ram
+from nemolocal.models import catalog, placement
+from nemolocal.models.choice import FAIR, Candidate
+from nemolocal.models.shape import LayerKind, LayerShape, ModelShape
+from nemolocal.models.sizing import GIB, Plan, Wish, plan
+
+N_MACHINES = 2000
+CARDS = ("NVIDIA GeForce RTX 3060", "NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 4090", "NVIDIA H200", "X")
+QUANTS = {"Q8_0": 8.5, "Q6_K": 6.6, "Q5_K_M": 5.7, "Q4_K_M": 4.85, "IQ4_XS": 4.3, "Q3_K_M": 3.8, "Q2_K": 2.9}
+
+
+@dataclass
+class Case:
+    rng: random.Random
+    files: list[Candidate]
+    hardware: Hardware
+
+    @cached_property
+    def plan(self) -> Plan | None:
+        return try_plan(self.files, self.hardware)
+
+
+@cache
+def cases() -> list[Case]:
+    rngs = [random.Random(seed) for seed in range(N_MACHINES)]
+    return [
+        Case(rng, of_catalog(rng.choice(catalog_ids())) if rng.random() < 0.4 else made_up(rng), machine(rng))
+        for rng in rngs
+    ]
+
+
+@cache
+def catalog_ids() -> tuple[str, ...]:
+    return tuple(model.id for model in catalog.load().models)
+
+
+def of_catalog(model_id: str) -> list[Candidate]:
+    model = catalog.load().get(model_id)
+    assert model is not None
+    return [Candidate(row.quant, row.quant, row.bytes, model.shape(row), False) for row in model.files]
+
+
+def made_up(rng: random.Random) -> list[Candidate]:
+    """A dense, sparse or recurrent model with layers of very unlike sizes, as some files of it."""
+    n_layer = rng.choice([8, 24, 48, 80])
+    n_params = rng.choice([1e9, 4e9, 12e9, 30e9, 70e9, 250e9]) * rng.uniform(0.7, 1.3)
+    weights = [rng.choice([1, 1, 1, 0.1, 4]) for _ in range(n_layer)]
+    kinds = [rng.choice([LayerKind.ATTENTION, LayerKind.RECURRENT, LayerKind.MOE]) for _ in range(n_layer)]
+    n_row = rng.choice([256, 1024, 4096])
+    files = []
+    for quant in rng.sample(sorted(QUANTS), rng.randint(1, len(QUANTS))):
+        n_bytes = n_params * QUANTS[quant] / 8
+        layers = []
+        for weight, kind in zip(weights, kinds, strict=True):
+            own = round(n_bytes * weight / sum(weights))
+            rows = n_row if kind is LayerKind.ATTENTION else 0
+            state = 2_000_000 if kind is LayerKind.RECURRENT else 0
+            expert = own * 9 // 10 if kind is LayerKind.MOE else 0
+            layers.append(LayerShape(kind, own, rows, rows, state, expert))
+        shape = ModelShape(
+            architecture="llama",
+            n_ctx_train=rng.choice([4096, 32_768, 131_072]),
+            n_embd=4096,
+            n_vocab=128_000,
+            layers=tuple(layers),
+            input_bytes=200_000_000,
+            output_bytes=200_000_000,
+            n_head_max=32,
+            n_activations_max=30_000,
+            head_length=128,
+            n_params=round(n_params),
+            n_expert=64,
+            n_expert_used=6,
+        )
+        files.append(Candidate(quant, f"{quant}.gguf", round(n_bytes), shape, rng.random() < 0.2))
+    return files
+
+
+def machine(rng: random.Random) -> Hardware:
+    cards = []
+    for index in range(rng.choice([0, 1, 1, 1, 2, 2, 3, 4])):
+        total = round(rng.choice([6, 8, 12, 16, 24, 48, 96, 140]) * GIB)
+        free = round(total * rng.uniform(0.1, 1))
+        uuid = f"GPU-{rng.randrange(1 << 32):08x}"
+        cards.append(Gpu(index, uuid, rng.choice(CARDS), "8.9", total, free, n_links=rng.choice([0, 0, 18])))
+    ram = round(rng.choice([8, 16, 32, 64, 128, 512]) * GIB)
+    return Hardware("gpu" if cards else "cpu", "", tuple(cards), Cpu("a CPU", 8), Ram(ram, round(ram * 0.8)))
+
+
+def try_plan(files: list[Candidate], hardware: Hardware, wish: Wish | None = None) -> Plan | None:
+    try:
+        return plan("m", files, hardware, wish)
+    except DoesNotFitError:
+        return None
+
+
+def check(made: Plan, hardware: Hardware) -> None:
+    place, shape = made.placement, made.candidate.shape
+    for gpu, share in zip(place.gpus, place.shares, strict=True):
+        assert share.total_bytes + made.kept_bytes <= gpu.free_bytes
+    assert place.ram_bytes <= hardware.ram.available_bytes
+    if place.split_mode != "tensor":
+        held = sum(s.weights_bytes for s in (*place.shares, place.host))
+        tied = shape.output_bytes if shape.is_tied and not place.gpus else 0
+        assert held + tied == shape.input_bytes + shape.repeating_bytes + shape.output_bytes
+    for bar in made.bars(hardware):
+        assert all(n > 0 for _, n in bar.parts)
+        assert sum(n for _, n in bar.parts) == bar.total_bytes
+    assert sum(bar.total_bytes for bar in made.bars(hardware)[:-1]) == sum(
+        gpu.total_bytes for gpu in hardware.gpus
+    )
+
+
+def with_more(rng: random.Random, hardware: Hardware) -> Hardware:
+    """The same machine with more free on some of its devices."""
+    gpus = tuple(
+        replace(gpu, free_bytes=gpu.free_bytes + round((gpu.total_bytes - gpu.free_bytes) * rng.random()))
+        for gpu in hardware.gpus
+    )
+    ram = hardware.ram
+    left = ram.total_bytes - ram.available_bytes
+    return replace(
+        hardware, gpus=gpus, ram=Ram(ram.total_bytes, ram.available_bytes + round(left * rng.random()))
+    )
+
+
+def is_less(after: Plan, before: Plan) -> bool:
+    """Whether a plan gives less than another in its quantization or context, and more in neither."""
+    pairs = (
+        (after.candidate.rank, before.candidate.rank),
+        (after.load.n_ctx, before.load.n_ctx),
+    )
+    return any(a < b for a, b in pairs) and not any(a > b for a, b in pairs)
+
+
+def test_no_plan_overfills_and_the_same_input_gives_the_same() -> None:
+    n_made = 0
+    for case in cases():
+        made, files, gpus = case.plan, case.files, case.hardware.gpus
+        if made is None:
+            continue
+        n_made += 1
+        check(made, case.hardware)
+        swapped = replace(case.hardware, gpus=tuple(case.rng.sample(gpus, len(gpus))))
+        assert plan("m", case.rng.sample(files, len(files)), swapped).to_dict() == made.to_dict()
+    assert n_made > N_MACHINES // 3
+
+
+def test_more_memory_never_gives_less() -> None:
+    n_compared = 0
+    for case in cases():
+        before = case.plan
+        if before is None:
+            continue
+        after = try_plan(case.files, with_more(case.rng, case.hardware))
+        assert after is not None, before.to_dict()
+        if before.placement.is_whole and before.candidate.rank >= FAIR:
+            assert after.placement.is_whole
+        if (
+            before.placement.is_whole
+            and after.placement.is_whole
+            and len(after.placement.gpus) == len(before.placement.gpus)
+        ):
+            n_compared += 1
+            assert not is_less(after, before), (before.to_dict(), after.to_dict())
+        if not case.hardware.gpus:
+            n_compared += 1
+            assert not is_less(after, before), (before.to_dict(), after.to_dict())
+    assert n_compared > N_MACHINES // 5
+
+
+@pytest.mark.parametrize("aim", ["quality", "balanced", "speed"])
+def test_aims_rise_from_speed_to_quality(aim: str) -> None:
+    most = {"speed": 4.9, "balanced": 6.7, "quality": 16.0}[aim]
+    for case in cases()[:200]:
+        made = try_plan(case.files, case.hardware, Wish(aim=aim))  # type: ignore[arg-type]
+        if made is None or made.candidate.is_local:
+            continue
+        # A file above the aim is only taken where it costs no more than one within it, or alone is there.
+        within = [c for c in case.files if c.rank <= most]
+        if made.candidate.rank > most and within:
+            assert made.candidate.size_bytes <= 1.02 * max(c.size_bytes for c in within)
+
+
+def test_the_search_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Placements tried for one plan; each takes a fraction of a millisecond."""
+    n_tried = 0
+    costs = placement.Job.costs
+
+    def counted(job: placement.Job) -> list[int]:
+        nonlocal n_tried
+        n_tried += 1
+        return costs(job)
+
+    monkeypatch.setattr(placement.Job, "costs", counted)
+    most = 0
+    for case in cases()[:300]:
+        n_tried = 0
+        try_plan(case.files, case.hardware)
+        most = max(most, n_tried)
+    assert 10 < most < 400
