@@ -38,6 +38,7 @@ def build(plan: sizing.Plan, hardware: Hardware, config: Config) -> LoadSpec:
         host_experts=plan.placement.host_experts,
         visible_devices=plan.visible_devices,
         n_threads=settings.threads or hardware.cpu.physical_cores,
+        n_numa_nodes=1 if plan.placement.is_whole else hardware.cpu.n_numa_nodes,
         n_queue=settings.queue,
         pooling=plan.candidate.shape.pooling,
         n_drafted=0 if draft == "off" else memory.N_DRAFTED,

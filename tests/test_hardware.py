@@ -17,9 +17,10 @@ import psutil
 import pytest
 
 from nemolocal import config, hardware
-from nemolocal.errors import ConfigError
+from nemolocal.errors import ConfigError, UsageError
+from nemolocal.hardware import engine_build, host
 from nemolocal.hardware import gpus as driver
-from nemolocal.hardware import host
+from nemolocal.models import catalog, sizing, wish
 
 GIB = 1 << 30
 Install = Callable[..., Path]
@@ -190,6 +191,125 @@ def test_gpu_cut_by_mig_is_not_taken_for_a_whole_one(nvml: Install) -> None:
     found = hardware.detect()
     assert [(g.state, g.total_bytes) for g in found.gpus] == [("mig", 0), ("ok", 24 * GIB)]
     assert "-mig 0" in found.gpus[0].problem
+
+
+def test_slices_of_a_gpu_are_devices_of_their_own(nvml: Install) -> None:
+    parts = [
+        {"name": "H100 MIG 3g.40gb", "uuid": f"MIG-{i}abc", "memory": [[40 * GIB, free * GIB]]}
+        for i, free in enumerate((30, 39))
+    ]
+    nvml(gpus=[gpu("H100", "GPU-whole", mig=1, capability=[9, 0], slices=parts)])
+    found = hardware.detect()
+    assert [(g.uuid, g.state, g.is_slice) for g in found.gpus] == [
+        ("GPU-whole", "mig", False),
+        ("MIG-0abc", "ok", True),
+        ("MIG-1abc", "ok", True),
+    ]
+    assert {g.compute_capability for g in found.gpus} == {"9.0"}
+    left, _ = driver.visible(found.gpus, "MIG-0abc")
+    assert [g.uuid for g in left] == ["MIG-0abc"]
+    # A process can use one of them alone: that with most room, or the one that is named.
+    assert [g.uuid for g in wish.gpus(found, wish.Wish())] == ["MIG-1abc"]
+    assert [g.uuid for g in wish.gpus(found, wish.Wish(gpus=("MIG-0",)))] == ["MIG-0abc"]
+    with pytest.raises(UsageError, match="cannot be used"):
+        wish.gpus(found, wish.Wish(gpus=("0",)))
+
+
+def test_who_holds_the_memory_and_what_the_card_does(nvml: Install) -> None:
+    us, gone = os.getpid(), 2**22 + 5
+    more = {"load": 87, "temperature": 71, "power": 320, "links": 4}
+    nvml(gpus=[gpu(processes=[[gone, 9 * GIB], [us, 3 * GIB], [os.getppid(), None]], **more)])
+    (found,) = hardware.detect().gpus
+    assert [(h.pid, h.used_bytes) for h in found.holders] == [(us, 3 * GIB), (os.getppid(), 0)]
+    assert found.holders[0].name == psutil.Process(us).name()
+    assert (found.load, found.temperature_c, found.power_w, found.n_links) == (0.87, 71, 320.0, 4)
+
+
+@pytest.fixture
+def engine_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which the engine's libraries are looked for."""
+    folder = tmp_path / "llama_cpp" / "lib"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(engine_build, "library_folder", lambda: folder)
+    return folder
+
+
+def test_an_engine_without_cuda_beside_a_gpu_is_said(nvml: Install, engine_files: Path) -> None:
+    nvml(gpus=[gpu()])
+    (warning,) = hardware.detect().warnings
+    assert "built without CUDA" in warning
+    assert "installer/run.py" in warning
+    nvml(gpus=[])
+    assert hardware.detect().warnings == ()  # nothing is lost on this machine
+
+
+@pytest.mark.parametrize(("cuda", "warned"), [(11080, True), (12040, False), (13000, False), (0, False)])
+def test_a_driver_too_old_for_the_engine_is_said(
+    nvml: Install, engine_files: Path, cuda: int, warned: bool
+) -> None:
+    (engine_files / "libggml-cuda.so").write_bytes(b"\x7fELF..." + bytes(100) + b"libcudart.so.12\0")
+    nvml(gpus=[gpu()], cuda=cuda)
+    warnings = hardware.detect().warnings
+    assert bool(warnings) == warned
+    if warned:
+        assert "CUDA up to 11.8" in warnings[0]
+        assert "needs CUDA 12" in warnings[0]
+    (engine_files / "libggml-cuda.so").write_bytes(b"linked to none")
+    engine_build.cuda_major.cache_clear()
+    assert hardware.detect().warnings == ()
+
+
+def test_a_card_of_another_maker_is_said(
+    nvml: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = tmp_path / "pci" / "0000:03:00.0"
+    card.mkdir(parents=True)
+    (card / "class").write_text("0x030000\n")
+    (card / "vendor").write_text("0x1002\n")
+    monkeypatch.setattr(driver, "PCI_DEVICES", tmp_path / "pci")
+    nvml(init=12)
+    assert "AMD" in hardware.detect().reason
+    (card / "vendor").write_text("0x10de\n")
+    assert "no NVIDIA driver is installed" in hardware.detect().reason
+
+
+# The monitor --------------------------------------------------------------------------------------
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_monitor_samples_while_somebody_looks(nvml: Install) -> None:
+    file = nvml(gpus=[gpu(load=50, memory=[[24 * GIB, 20 * GIB], [24 * GIB, 10 * GIB]])])
+    monitor = hardware.Monitor(every_s=0.05, unwatched_s=1)
+    assert monitor.samples() == ()
+    until(lambda: any(s.gpus and s.gpus[0].free_bytes == 10 * GIB for s in monitor.samples()))
+    newest = monitor.samples()[-1]
+    assert newest.gpus[0].load == 0.5
+    assert 0 <= newest.cpu_load <= 1
+    assert 0 < newest.ram_used_bytes <= newest.ram_total_bytes
+    thread = monitor._thread
+    assert thread
+    thread.join(timeout=10)  # nobody looks any more
+    assert not thread.is_alive()
+    assert not [p for p in psutil.Process().children() if "probe.py" in " ".join(p.cmdline())]
+    file.write_text(json.dumps({"gpus": [gpu(memory=[15])]}))
+    monitor.samples()  # and it starts again
+    until(lambda: monitor.samples()[-1].gpus[0].state == "lost")
+    assert monitor.samples()[-1].gpus[0].free_bytes == 0
+    monitor.close()
+
+
+def test_monitor_without_a_driver_watches_the_rest(nvml: Install) -> None:
+    nvml(init=12)
+    monitor = hardware.Monitor(every_s=0.05)
+    until(lambda: len(monitor.samples()) > 3)
+    assert monitor.samples()[-1].gpus == ()
+    monitor.close()
 
 
 # CUDA_VISIBLE_DEVICES -----------------------------------------------------------------------------
@@ -429,3 +549,24 @@ def test_profile_that_is_not_there(tmp_path: Path) -> None:
         hardware.load_profile(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="Cannot read"):
         hardware.load_profile(tmp_path)
+
+
+# Machines of all kinds ----------------------------------------------------------------------------
+
+PROFILES = sorted((Path(__file__).parent / "hardware_profiles").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+def test_every_machine_gets_a_plan_that_it_can_hold(path: Path) -> None:
+    machine = hardware.load_profile(path)
+    model = catalog.load().get("nemotron-3-nano-4b")
+    assert model
+    files = [sizing.Candidate(row.quant, row.quant, row.bytes, model.shape(row)) for row in model.files]
+    made = sizing.plan(model.id, files, machine)
+    assert {gpu.state for gpu in made.placement.gpus} <= {"ok"}
+    assert bool(made.placement.gpus) == (machine.mode == "gpu")
+    assert made.placement.ram_bytes <= machine.ram.available_bytes
+    for gpu, share in zip(made.placement.gpus, made.placement.shares, strict=True):
+        assert share.total_bytes <= gpu.free_bytes
+    if any(gpu.is_slice for gpu in machine.gpus):
+        assert [gpu.uuid[:4] for gpu in made.placement.gpus] == ["MIG-"]

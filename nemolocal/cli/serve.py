@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nemolocal.cli import options, output
+from nemolocal.cli.hardware import tell_warnings
 from nemolocal.config import Config
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def serve(
     from nemolocal.cli.pull import ensure_local
     from nemolocal.service import Service
 
+    tell_warnings(config)
     service = Service(config)
     for ref in model or ():
         ensure_local(service, ref)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nemolocal.cli import options, output
+from nemolocal.cli.hardware import tell_warnings
 from nemolocal.config import Config
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def ui(
     from nemolocal.cli.pull import ensure_local
     from nemolocal.service import Service
 
+    tell_warnings(config)
     service = Service(config)
     # A model from the settings is loaded by the first request; one from the command line now.
     refs = [config.settings.model] if config.sources["model"] == "flag" else []

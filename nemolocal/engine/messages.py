@@ -18,7 +18,8 @@ class LoadSpec:
     `n_slots` sequences of up to `n_ctx` tokens each. `visible_devices` are GPU UUIDs in the order of
     `tensor_split` (layers for each, the output layer counts as one); empty with `n_gpu_layers` 0.
     `tensor_split` empty leaves the split to llama.cpp. The experts of the blocks in `host_experts` stay in
-    RAM, wherever the block is. `n_threads` 0 leaves the number to llama.cpp.
+    RAM, wherever the block is. `n_threads` 0 leaves the number to llama.cpp; on several NUMA nodes
+    the threads are spread over them.
 
     With `kv_layout` "shared" all slots share `n_ctx` cells, and one sequence may take them all; with "split"
     each slot has `n_ctx` cells of its own, which is faster for many at a time. `n_drafted` tokens may be
@@ -45,6 +46,7 @@ class LoadSpec:
     host_experts: tuple[int, ...] = ()
     visible_devices: tuple[str, ...] = ()
     n_threads: int = 0
+    n_numa_nodes: int = 1
     n_queue: int = 512
     kv_layout: Literal["shared", "split"] = "shared"
     n_drafted: int = 16

@@ -6,7 +6,20 @@ description in its place.
 
 from nemolocal.hardware.detect import detect, survey
 from nemolocal.hardware.host import mapped_bytes
+from nemolocal.hardware.monitor import Monitor, Sample
 from nemolocal.hardware.parts import Cpu, Gpu, Hardware, Holder, Ram
 from nemolocal.hardware.profile import load_profile
 
-__all__ = ["Cpu", "Gpu", "Hardware", "Holder", "Ram", "detect", "load_profile", "mapped_bytes", "survey"]
+__all__ = [
+    "Cpu",
+    "Gpu",
+    "Hardware",
+    "Holder",
+    "Monitor",
+    "Ram",
+    "Sample",
+    "detect",
+    "load_profile",
+    "mapped_bytes",
+    "survey",
+]

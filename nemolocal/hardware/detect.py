@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from nemolocal.config import Config
+from nemolocal.hardware import engine_build, host
 from nemolocal.hardware import gpus as driver
-from nemolocal.hardware import host
 from nemolocal.hardware.parts import Gpu, Hardware
 from nemolocal.hardware.profile import load_profile
 
@@ -44,6 +44,7 @@ def detect(
         cpu=host.read_cpu(),
         ram=ram,
         disk_free_bytes=host.free_disk_bytes(models_dir) if models_dir else 0,
+        warnings=engine_build.warnings(usable, found.cuda),
     )
 
 

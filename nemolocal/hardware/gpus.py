@@ -5,17 +5,20 @@ Knows nothing of NVML itself beyond its error numbers.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nemolocal.hardware.parts import Gpu, Ram
+import psutil
+
+from nemolocal.hardware.parts import Gpu, Holder, Ram
 
 PROBE_TIMEOUT_S = 15.0
 """Without the persistence daemon a driver starts each GPU when it is asked: seconds on a large machine."""
@@ -23,6 +26,8 @@ PROBE_TIMEOUT_S = 15.0
 WSL_FOLDER = Path("/usr/lib/wsl/lib")
 """Where WSL keeps the Windows driver's library. A Linux driver's, installed beside it, is found first and
 cannot work there."""
+
+PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 DRIVER_NOT_LOADED = 9
 LIBRARY_NOT_FOUND = 12
@@ -35,10 +40,12 @@ _unkillable: list[subprocess.Popen[bytes]] = []
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """GPUs in NVML's order; `problem` says in one line why there are none, "" where there are."""
+    """GPUs in NVML's order; `problem` says in one line why there are none, "" where there are. `cuda` is the
+    newest CUDA that the driver runs, (0, 0) where it does not say."""
 
     gpus: tuple[Gpu, ...] = ()
     problem: str = ""
+    cuda: tuple[int, int] = (0, 0)
 
 
 def find_gpus(ram: Ram, *, timeout_s: float = PROBE_TIMEOUT_S) -> Found:
@@ -47,14 +54,25 @@ def find_gpus(ram: Ram, *, timeout_s: float = PROBE_TIMEOUT_S) -> Found:
     `ram` stands in for the memory of a GPU that has none of its own. Blocks for up to `timeout_s`.
     """
     answer = _ask_driver(timeout_s)
-    if "gpus" not in answer and (WSL_FOLDER / "libnvidia-ml.so.1").exists():
+    if "gpus" not in answer and (folder := wsl_library()):
         _log.debug("first NVML library: %s", answer)
-        second = _ask_driver(timeout_s, library_folder=WSL_FOLDER)
+        second = _ask_driver(timeout_s, library_folder=folder)
         answer = second if "gpus" in second else answer
+    return read_answer(answer, ram)
+
+
+def wsl_library() -> Path | None:
+    """The folder of the Windows driver's library, None outside WSL."""
+    return WSL_FOLDER if (WSL_FOLDER / "libnvidia-ml.so.1").exists() else None
+
+
+def read_answer(answer: dict[str, Any], ram: Ram) -> Found:
+    """What the probe has printed, as values."""
     if "gpus" not in answer:
         return Found(problem=_why_no_driver(answer["error"]))
     gpus = tuple(_read_gpu(gpu, driver=answer["driver"], ram=ram) for gpu in answer["gpus"])
-    return Found(gpus, "" if gpus else "The NVIDIA driver runs, but reports no GPU.")
+    problem = "" if gpus else "The NVIDIA driver runs, but reports no GPU."
+    return Found(gpus, problem, (answer["cuda"] // 1000, answer["cuda"] % 1000 // 10))
 
 
 def visible(gpus: Sequence[Gpu], value: str | None) -> tuple[tuple[Gpu, ...], str]:
@@ -81,8 +99,8 @@ def visible(gpus: Sequence[Gpu], value: str | None) -> tuple[tuple[Gpu, ...], st
 
 def _named_by(entry: str, gpus: Sequence[Gpu]) -> list[Gpu]:
     if entry.isdecimal():
-        return [gpu for gpu in gpus if gpu.index == int(entry)]
-    if entry.lower().startswith("gpu-"):
+        return [gpu for gpu in gpus if gpu.index == int(entry) and not gpu.is_slice]
+    if entry.lower().startswith(("gpu-", "mig-")):
         return [gpu for gpu in gpus if gpu.uuid.lower().startswith(entry.lower())]
     return []
 
@@ -97,19 +115,38 @@ def _read_gpu(raw: dict[str, Any], *, driver: str, ram: Ram) -> Gpu:
         free_bytes=raw.get("free_bytes", 0),
         pci_bus_id=raw.get("pci_bus_id", ""),
         driver=driver,
+        is_slice=raw.get("is_slice", False),
+        n_links=raw.get("n_links", 0),
+        holders=_name_holders(raw.get("holders", ())),
+        load=raw.get("load"),
+        temperature_c=raw.get("temperature_c"),
+        power_w=raw.get("power_w"),
     )
     if error := raw.get("error"):
         if error["code"] == GPU_IS_LOST:
             state, problem = "lost", "The GPU has fallen off the bus (NVML 15); a reboot brings it back."
         else:
             state, problem = "error", f"The driver cannot read this GPU: {_cite(error)}."
+        gpu = replace(gpu, load=None, temperature_c=None, power_w=None, holders=())
         return replace(gpu, state=state, problem=problem, total_bytes=0, free_bytes=0)
     if raw.get("is_mig"):
-        problem = f"MIG is on; `nvidia-smi -i {gpu.index} -mig 0` gives the whole GPU back."
+        problem = (
+            "MIG has cut this GPU into slices, which are used in its place; "
+            f"`nvidia-smi -i {gpu.index} -mig 0` gives the whole GPU back."
+        )
         return replace(gpu, state="mig", problem=problem, total_bytes=0, free_bytes=0)
     if raw.get("shares_ram"):
         return replace(gpu, total_bytes=ram.total_bytes, free_bytes=ram.available_bytes, shares_ram=True)
     return gpu
+
+
+def _name_holders(raw: Iterable[Sequence[int]]) -> tuple[Holder, ...]:
+    """The programs by name, the largest first. One that has ended meanwhile is left out."""
+    found = []
+    for pid, n_bytes in raw:
+        with contextlib.suppress(psutil.Error, ValueError):
+            found.append(Holder(pid, psutil.Process(pid).name(), n_bytes))
+    return tuple(sorted(found, key=lambda holder: (-holder.used_bytes, holder.pid)))
 
 
 def _why_no_driver(error: dict[str, Any]) -> str:
@@ -121,8 +158,10 @@ def _why_no_driver(error: dict[str, Any]) -> str:
         case "crash":
             return f"The NVIDIA driver crashed when it was asked for its GPUs ({error['text']})."
         case code if code == LIBRARY_NOT_FOUND:
-            if _has_nvidia_card():
+            if _has_card("0x10de"):
                 return "An NVIDIA card is in this machine, but no NVIDIA driver is installed."
+            if _has_card("0x1002"):
+                return "The graphics card is AMD's; GPUs are used through CUDA, which is NVIDIA's alone."
             return "No NVIDIA driver is installed."
         case code if code == DRIVER_NOT_LOADED:
             return "The NVIDIA driver is installed but not loaded (NVML 9); try `nvidia-smi`, or reboot."
@@ -140,16 +179,13 @@ def _cite(error: dict[str, Any]) -> str:
     return f"{text or 'no text'} (NVML {error['code']})"
 
 
-def _has_nvidia_card() -> bool:
-    """Whether Linux sees a display controller (PCI class 03) of NVIDIA's (vendor 10de)."""
-    for vendor in Path("/sys/bus/pci/devices").glob("*/vendor"):
-        try:
-            if vendor.read_text().strip() == "0x10de" and vendor.with_name("class").read_text().startswith(
-                "0x03"
-            ):
+def _has_card(vendor_id: str) -> bool:
+    """Whether Linux sees a display controller (PCI class 03) of this vendor's."""
+    for vendor in PCI_DEVICES.glob("*/vendor"):
+        with contextlib.suppress(OSError):
+            is_display = vendor.with_name("class").read_text().startswith("0x03")
+            if is_display and vendor.read_text().strip() == vendor_id:
                 return True
-        except OSError:
-            continue
     return False
 
 
@@ -158,23 +194,8 @@ def _ask_driver(timeout_s: float, *, library_folder: Path | None = None) -> dict
 
     Returns the probe's answer, or an error of the same shape with the code "timeout" or "crash".
     """
-    environment = None
-    if library_folder is not None:
-        # Handed on, not read: the loader looks at this variable when a process starts.
-        folders = [str(library_folder), os.environ.get("LD_LIBRARY_PATH", "")]
-        environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(filter(None, folders))}
-    # -P keeps the script's own folder, ours, off its path.
-    command = [sys.executable, "-P", str(Path(__file__).with_name("probe.py"))]
-    pipe, no_window = subprocess.PIPE, getattr(subprocess, "CREATE_NO_WINDOW", 0)
     try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=pipe,
-            env=environment,
-            creationflags=no_window,
-        )
+        process = start_probe(library_folder=library_folder, stdin=subprocess.DEVNULL)
     except OSError as error:
         return {"error": {"code": "crash", "text": str(error)}}
     try:
@@ -189,6 +210,30 @@ def _ask_driver(timeout_s: float, *, library_folder: Path | None = None) -> dict
     except (ValueError, IndexError):
         return {"error": {"code": "crash", "text": f"exit status {process.returncode}"}}
     return answer
+
+
+def start_probe(
+    *arguments: str,
+    library_folder: Path | None = None,
+    stdin: int = subprocess.PIPE,
+    stderr: int = subprocess.PIPE,
+) -> subprocess.Popen[bytes]:
+    """The probe's process. Raises OSError."""
+    environment = None
+    if library_folder is not None:
+        # Handed on, not read: the loader looks at this variable when a process starts.
+        folders = [str(library_folder), os.environ.get("LD_LIBRARY_PATH", "")]
+        environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(filter(None, folders))}
+    # -P keeps the script's own folder, ours, off its path.
+    command = [sys.executable, "-P", str(Path(__file__).with_name("probe.py")), *arguments]
+    return subprocess.Popen(
+        command,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env=environment,
+        creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+    )
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

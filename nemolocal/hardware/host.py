@@ -48,7 +48,13 @@ _MAC_FEATURES = {"avx2_0": "avx2", "avx512f": "avx512f", "neon": "neon", "arm.FE
 def read_cpu(root: Path = ROOT) -> Cpu:
     """The processor. `root` is the folder that /proc and /sys are below."""
     name, features = _identify(root)
-    return Cpu(name=name or platform.machine() or "CPU", physical_cores=_cores(root), features=features)
+    n_nodes = len(list((root / "sys/devices/system/node").glob("node[0-9]*")))
+    return Cpu(
+        name=name or platform.machine() or "CPU",
+        physical_cores=_cores(root),
+        features=features,
+        n_numa_nodes=max(n_nodes, 1),
+    )
 
 
 def read_ram(root: Path = ROOT) -> Ram:

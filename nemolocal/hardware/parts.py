@@ -22,8 +22,10 @@ class Gpu:
     `index` is NVML's, which counts in the order of the PCI bus. `free_bytes` is what was free when it was
     asked. `compute_capability` is like "8.9". `state` is "ok", "lost", "mig" or "error"; where it is not
     "ok", `problem` says why in one line and the byte counts are 0: nothing stale is ever shown.
-    `shares_ram` marks a GPU without memory of its own, whose byte counts are the RAM's. `n_links` are its
-    active NVLinks, `holders` the programs in its memory, the largest first.
+    `shares_ram` marks a GPU without memory of its own, whose byte counts are the RAM's. `is_slice` marks a
+    part that MIG has cut off the GPU of this index: named by its UUID alone, and one to a process.
+    `n_links` are its active NVLinks, `holders` the programs in its memory, the largest first. `load` is from
+    0 to 1; None where the driver does not say, as for the temperature and the power.
     """
 
     index: int
@@ -37,18 +39,24 @@ class Gpu:
     state: str = "ok"
     problem: str = ""
     shares_ram: bool = False
+    is_slice: bool = False
     n_links: int = 0
     holders: tuple[Holder, ...] = ()
+    load: float | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
     """`physical_cores` are those that this process may use. `features` holds the vector extensions that
-    llama.cpp can use, for example avx2, avx512f, neon."""
+    llama.cpp can use, for example avx2, avx512f, neon. `n_numa_nodes` is how many parts the RAM has that
+    some cores reach faster than others."""
 
     name: str
     physical_cores: int
     features: tuple[str, ...] = ()
+    n_numa_nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,8 @@ class Ram:
 class Hardware:
     """`mode` is "gpu" when at least one GPU can be used; `reason` says in one line why it is what it is.
     `gpus` are those that CUDA_VISIBLE_DEVICES leaves, in its order, the unusable ones too.
-    `disk_free_bytes` is the free space where models are kept."""
+    `disk_free_bytes` is the free space where models are kept. `warnings` say, a line each, what keeps a
+    usable GPU from being used."""
 
     mode: Literal["gpu", "cpu"]
     reason: str
@@ -71,3 +80,4 @@ class Hardware:
     cpu: Cpu
     ram: Ram
     disk_free_bytes: int = 0
+    warnings: tuple[str, ...] = ()

@@ -11,7 +11,8 @@ from nemolocal.errors import ConfigError
 from nemolocal.hardware import host
 from nemolocal.hardware.parts import Cpu, Gpu, Hardware, Ram
 
-_KINDS = {str: "text", int: "a whole number, 0 or more", list: "a list of texts"}
+_KINDS = {str: "text", int: "a whole number, 0 or more", list: "a list of texts", bool: "true or false"}
+_STATES = ("ok", "lost", "mig", "error")
 
 _GPU_KEYS: dict[str, type] = {
     "name": str,
@@ -21,9 +22,14 @@ _GPU_KEYS: dict[str, type] = {
     "free_bytes": int,
     "pci_bus_id": str,
     "driver": str,
+    "state": str,
+    "problem": str,
+    "shares_ram": bool,
+    "is_slice": bool,
+    "n_links": int,
 }
 _RAM_KEYS: dict[str, type] = {"total_bytes": int, "available_bytes": int}
-_CPU_KEYS: dict[str, type] = {"name": str, "physical_cores": int, "features": list}
+_CPU_KEYS: dict[str, type] = {"name": str, "physical_cores": int, "features": list, "n_numa_nodes": int}
 _DISK_KEYS: dict[str, type] = {"free_bytes": int}
 
 
@@ -43,7 +49,7 @@ def load_profile(path: str | Path, *, models_dir: Path | None = None) -> Hardwar
     gpus = tuple(_gpu(entry, index, f"{path}: gpu {index}") for index, entry in enumerate(entries))
     disk = _table(tables, "disk", _DISK_KEYS, path)
     return Hardware(
-        mode="gpu" if gpus else "cpu",
+        mode="gpu" if any(gpu.state == "ok" for gpu in gpus) else "cpu",
         reason=f"Described by {path.name}, not detected.",
         gpus=gpus,
         cpu=_cpu(_table(tables, "cpu", _CPU_KEYS, path), path),
@@ -100,13 +106,21 @@ def _gpu(entry: Any, index: int, where: str) -> Gpu:
     free = table.get("free_bytes", total)
     if free > total:
         raise ConfigError(f"{where}: free_bytes {free} is more than total_bytes {total}.")
+    state = table.get("state", "ok")
+    if state not in _STATES:
+        raise ConfigError(f"{where}: state {state!r} is not one of {', '.join(_STATES)}.")
     return Gpu(
         index=index,
         uuid=table.get("uuid", f"GPU-profile-{index}"),
         name=table["name"],
         compute_capability=table.get("compute_capability", ""),
-        total_bytes=total,
-        free_bytes=free,
+        total_bytes=total if state == "ok" else 0,
+        free_bytes=free if state == "ok" else 0,
+        state=state,
+        problem=table.get("problem", "" if state == "ok" else f"Described as {state}."),
+        shares_ram=table.get("shares_ram", False),
+        is_slice=table.get("is_slice", False),
+        n_links=table.get("n_links", 0),
         pci_bus_id=table.get("pci_bus_id", ""),
         driver=table.get("driver", ""),
     )
@@ -131,5 +145,8 @@ def _cpu(table: dict[str, Any], path: Path) -> Cpu:
     if n_cores < 1:
         raise ConfigError(f"{path}: cpu has no physical_cores.")
     return Cpu(
-        name=table.get("name", "CPU"), physical_cores=n_cores, features=tuple(table.get("features", ()))
+        name=table.get("name", "CPU"),
+        physical_cores=n_cores,
+        features=tuple(table.get("features", ())),
+        n_numa_nodes=table.get("n_numa_nodes", 1),
     )

@@ -60,13 +60,26 @@ def files(candidates: Sequence[Candidate], wish: Wish) -> list[Candidate]:
 
 
 def gpus(hardware: Hardware, wish: Wish) -> list[Gpu]:
-    """The usable GPUs that the wish names, all without one. Raises UsageError for a name that fits none."""
+    """The usable GPUs that the wish names, all without one. A process of CUDA can use one slice that MIG has
+    cut, and nothing beside it, so of slices there is only the one with most room. Raises UsageError for a
+    name that fits none."""
+    chosen = _named(hardware, wish)
+    if not any(gpu.is_slice for gpu in chosen):
+        return chosen
+    return sorted(chosen, key=lambda gpu: (-gpu.free_bytes, gpu.uuid))[:1]
+
+
+def _named(hardware: Hardware, wish: Wish) -> list[Gpu]:
     usable = [gpu for gpu in hardware.gpus if gpu.state == "ok"]
     if not wish.gpus:
         return usable
     chosen: list[Gpu] = []
     for name in wish.gpus:
-        found = [g for g in hardware.gpus if name == str(g.index) or g.uuid.lower().startswith(name.lower())]
+        found = [
+            gpu
+            for gpu in hardware.gpus
+            if (name == str(gpu.index) and not gpu.is_slice) or gpu.uuid.lower().startswith(name.lower())
+        ]
         if len(found) != 1:
             known = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in usable) or "no GPU"
             raise UsageError(f"'{name}' does not name one GPU of this machine.", hint=f"It has {known}.")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from nemolocal.hardware import engine_build
 from tests.cli.conftest import Cli, is_one_error
 
 GIB = 1 << 30
@@ -55,11 +57,29 @@ def test_json_has_the_promised_shape(shell: Cli, nvml: Path) -> None:
         "state": "ok",
         "problem": "",
         "shares_ram": False,
+        "is_slice": False,
+        "n_links": 0,
+        "holders": [],
+        "load": None,
+        "temperature_c": None,
+        "power_w": None,
     }
     assert (lost["state"], lost["free_bytes"]) == ("lost", 0)
-    assert set(found["cpu"]) == {"name", "physical_cores", "features"}
+    assert set(found["cpu"]) == {"name", "physical_cores", "features", "n_numa_nodes"}
     assert set(found["ram"]) == {"total_bytes", "available_bytes"}
     assert found["reason"]
+
+
+def test_what_keeps_a_gpu_idle_and_who_holds_it_is_said(shell: Cli, nvml: Path) -> None:
+    card = {"name": "RTX 3090", "uuid": "GPU-a", "bus": "00000000:01:00.0", "capability": [8, 6]}
+    us = os.getpid()
+    nvml.write_text(
+        json.dumps({"gpus": [{**card, "memory": [[24 * GIB, 20 * GIB]], "processes": [[us, GIB]]}]})
+    )
+    result = shell("hardware")
+    assert f"process {us} (1.0 GiB)" in result.out
+    is_cuda_build = any(engine_build.library_folder().glob("*ggml-cuda*"))
+    assert ("warning: The installed llama-cpp-python was built without CUDA" in result.err) != is_cuda_build
 
 
 @pytest.mark.parametrize("code", [9, 12, 18, 999])

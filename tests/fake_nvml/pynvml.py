@@ -2,7 +2,8 @@
 
 The file that FAKE_NVML names holds the machine as JSON: `init` (an error code), `gpus` (each with name,
 uuid, bus, capability, and `memory`: a list of [total, free] or error codes, one for each look, the last
-for ever), and `behaviour` (see nvmlInit). `library` is a word that LD_LIBRARY_PATH must hold for the
+for ever; perhaps links, load, temperature, power, processes, and `slices`, which are such GPUs themselves),
+`cuda`, and `behaviour` (see nvmlInit). `library` is a word that LD_LIBRARY_PATH must hold for the
 initialisation to work.
 """
 
@@ -77,30 +78,76 @@ def nvmlDeviceGetHandleByIndex(index):
     return index
 
 
+def nvmlSystemGetCudaDriverVersion():
+    return _machine.get("cuda", 13000)
+
+
+def _device(handle):
+    if isinstance(handle, tuple):
+        return _machine["gpus"][handle[0]]["slices"][handle[1]]
+    return _machine["gpus"][handle]
+
+
+def _fact(handle, name):
+    if name not in _device(handle):
+        raise NVMLError(3)
+    return _device(handle)[name]
+
+
 def nvmlDeviceGetName(handle):
-    return _machine["gpus"][handle]["name"]
+    return _device(handle)["name"]
 
 
 def nvmlDeviceGetUUID(handle):
-    return _machine["gpus"][handle]["uuid"]
+    return _device(handle)["uuid"]
 
 
 def nvmlDeviceGetPciInfo(handle):
-    return SimpleNamespace(busId=_machine["gpus"][handle]["bus"].encode())
+    return SimpleNamespace(busId=_fact(handle, "bus").encode())
 
 
 def nvmlDeviceGetCudaComputeCapability(handle):
-    return tuple(_machine["gpus"][handle]["capability"])
+    return tuple(_fact(handle, "capability"))
 
 
 def nvmlDeviceGetMigMode(handle):
-    if "mig" not in _machine["gpus"][handle]:
-        raise NVMLError(3)
-    return [_machine["gpus"][handle]["mig"], 0]
+    return [_fact(handle, "mig"), 0]
+
+
+def nvmlDeviceGetMigDeviceHandleByIndex(handle, at):
+    if at >= len(_device(handle).get("slices", [])):
+        raise NVMLError(6)
+    return (handle, at)
+
+
+def nvmlDeviceGetUtilizationRates(handle):
+    return SimpleNamespace(gpu=_fact(handle, "load"), memory=0)
+
+
+def nvmlDeviceGetTemperature(handle, sensor):
+    return _fact(handle, "temperature")
+
+
+def nvmlDeviceGetPowerUsage(handle):
+    return _fact(handle, "power") * 1000
+
+
+def nvmlDeviceGetNvLinkState(handle, link):
+    if link >= 18:
+        raise NVMLError(2)
+    return int(link < _fact(handle, "links"))
+
+
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    return [SimpleNamespace(pid=p, usedGpuMemory=n) for p, n in _device(handle).get("processes", [])]
+
+
+def nvmlDeviceGetGraphicsRunningProcesses(handle):
+    return []
 
 
 def nvmlDeviceGetMemoryInfo(handle):
-    memory = _machine["gpus"][handle]["memory"]
+    memory = _device(handle)["memory"]
     now = memory.pop(0) if len(memory) > 1 else memory[0]
     _file.write_text(json.dumps(_machine))
     if isinstance(now, int):

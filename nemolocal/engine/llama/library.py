@@ -18,6 +18,7 @@ BUFFER_LINE = re.compile(r"(\S+)\s+(model|KV|RS|output|compute)\s+buffer size\s+
 LEVEL_ERROR = 4  # GGML_LOG_LEVEL_ERROR
 # What llama.cpp says after it has told the reason.
 CONSEQUENCE = re.compile(r"failed to (load model|initialize batch|decode)\b")
+NUMA_DISTRIBUTE = 1  # GGML_NUMA_STRATEGY_DISTRIBUTE
 SPLIT_MODES = {"none": 0, "layer": 1, "tensor": 3}
 
 
@@ -28,6 +29,8 @@ def load_library(spec: LoadSpec) -> Any:
 
     library = llama_cpp.llama_cpp
     library.llama_backend_init()
+    if spec.n_numa_nodes > 1:  # before the weights are touched, which decides on whose memory they lie
+        library.llama_numa_init(NUMA_DISTRIBUTE)
     if spec.n_gpu_layers != 0 and not library.llama_supports_gpu_offload():
         raise EngineError(
             "The plan uses GPUs, but the installed llama-cpp-python was built without CUDA.",
