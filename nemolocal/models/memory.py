@@ -40,7 +40,9 @@ HEAD_LENGTH_LEAST: Final = 64
 """Of the widths of a head that occur, the shortest with flash attention on a GPU."""
 
 _BLOCK_BYTES: Final = {"f16": 64, "q8_0": 34, "q4_0": 18}  # of KV_BLOCK elements
-_ACTIVATION_RESERVE: Final = 1.06  # what the allocator loses between tensors of unlike size
+_ACTIVATION_RESERVE: Final = 1.065  # what the allocator loses between tensors of unlike size
+_RECURRENT_RESERVE: Final = 1.05
+_SMALL_BYTES: Final = 1 << 20  # positions, indices and other inputs
 _EXPERTS_RESERVE: Final = 1.4  # on a GPU, where the shared experts are computed beside the chosen ones
 _N_PIPELINE_COPIES: Final = 4  # GGML_SCHED_MAX_COPIES
 
@@ -106,32 +108,35 @@ def _n_cells(layer: LayerShape, load: Load) -> int:
 def compute_bytes(shape: ModelShape, load: Load, *, is_gpu: bool) -> int:
     """The buffer for what is computed between the weights, on a device that runs any of the blocks.
 
-    An upper estimate (llama-context.cpp, sched_reserve), the largest of: the widest feed-forward block's
-    activations for one batch; a recurrent block's, with a copy of its state for each sequence; an attention
-    block's; the logits of one token for each sequence, or of all where tokens are pooled. To that the
-    attention mask. On a GPU, flash attention
-    over a quantized cache keeps an f16 copy of one block's keys and values (ggml-cuda/fattn.cu). The factors
-    were fitted to what llama.cpp reserves for seventeen shapes, on a CPU and on a GPU.
+    An upper estimate (llama-context.cpp, sched_reserve) of the most that is alive at once: the attention mask
+    beside the widest feed-forward block's activations for one batch, a recurrent block's with a copy of its
+    state for each sequence, or an attention block's; or else, when the mask is no longer needed, the logits
+    of one token for each sequence and of all guesses, or of all tokens where they are pooled. On a GPU, flash
+    attention over a quantized cache keeps an f16 copy of one block's keys and values (ggml-cuda/fattn.cu).
+    The factors were fitted to what llama.cpp reserves for the catalogue's shapes, on a CPU and on a GPU.
     """
     largest_state = max((layer.state_bytes for layer in shape.layers), default=0)
     n_embd_q = max(shape.n_head_max * shape.head_length, shape.n_embd)
-    n_copied = 0
-    if is_gpu and load.kv_type != "f16":
-        rows = (_n_cells(x, load) * (x.n_embd_k_gqa + x.n_embd_v_gqa) for x in shape.layers)
-        n_copied = max(rows, default=0)
+    n_copied, n_feed_forward = 0, shape.n_activations_max
+    if load.kv_type != "f16":
+        if is_gpu:
+            rows = (_n_cells(x, load) * (x.n_embd_k_gqa + x.n_embd_v_gqa) for x in shape.layers)
+            n_copied = max(rows, default=0)
+        elif shape.n_head_max * shape.head_length == shape.n_embd and not shape.n_expert:
+            n_feed_forward -= shape.n_embd  # turned queries and keys leave one tensor less alive
     reserve = _EXPERTS_RESERVE if is_gpu and shape.n_expert else _ACTIVATION_RESERVE
     n_logits = 0 if shape.architecture in architectures.ENCODERS else shape.n_vocab * n_outputs(shape, load)
     if is_gpu and not shape.pooling:
         n_logits *= 2  # picking the candidates there takes a padded copy (llama-graph.cpp, build_sampling)
-    largest = max(
-        reserve * 4 * load.n_tokens * shape.n_activations_max,
-        _ACTIVATION_RESERVE
+    activations = max(
+        reserve * 4 * load.n_tokens * n_feed_forward,
+        _RECURRENT_RESERVE
         * (4 * load.n_tokens * shape.n_activations_recurrent + load.n_slots * largest_state),
         4 * load.n_tokens * 5 * n_embd_q + 2 * n_copied,
-        (_ACTIVATION_RESERVE if shape.pooling else 1) * 4 * (n_logits + shape.n_embd * load.n_tokens),
     )
     scores = _score_bytes(shape, load) if is_gpu else 0
-    return round(largest) + mask_bytes(shape, load) + scores + MIB
+    logits = (_ACTIVATION_RESERVE if shape.pooling else 1) * 4 * (n_logits + shape.n_embd * load.n_tokens)
+    return round(max(activations + mask_bytes(shape, load) + scores, logits)) + _SMALL_BYTES
 
 
 def n_outputs(shape: ModelShape, load: Load) -> int:

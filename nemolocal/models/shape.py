@@ -180,9 +180,9 @@ def moe_activations(
 
 
 def mamba_activations(architecture: str, *, n_embd: int, d_inner: int, n_conv: int, n_head: int) -> int:
-    """The same of a recurrent block: its projection, three of the convolution's width, and its output.
-    `n_conv` is that width. Twice as much for other designs than Mamba-2, which were not measured."""
-    n = (d_inner + n_conv + n_head) + 3 * n_conv + d_inner + 2 * n_embd
+    """The same of a recurrent block: its projection, three of the convolution's width, its output and the
+    stream. `n_conv` is that width. Twice as much for other designs than Mamba-2, which were not measured."""
+    n = (d_inner + n_conv + n_head) + 3 * n_conv + d_inner + n_embd
     return n if architecture in UNGATED else 2 * n
 
 

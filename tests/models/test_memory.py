@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from nemolocal.models import gguf, memory
+from nemolocal.models import catalog, gguf, memory
 from nemolocal.models.memory import MIB, Load
 from nemolocal.models.shape import Dimensions, ModelShape, estimate
 from tests import synthetic
@@ -84,13 +85,11 @@ def test_a_context_is_rounded_up_as_llama_cpp_rounds_it() -> None:
 def test_a_quantized_cache_costs_a_gpu_a_copy_of_one_block(tmp_path: Path) -> None:
     shape = gguf.read(synthetic.write_tiny(tmp_path / "m.gguf")).shape
     load = Load(131_072, 1, "q8_0")
-    mask_bytes = memory.mask_bytes(shape, load)
-    on_cpu = memory.compute_bytes(shape, load, is_gpu=False) - mask_bytes
-    on_gpu = memory.compute_bytes(shape, load, is_gpu=True) - mask_bytes
-    copy_bytes = 131_072 * (32 + 32) * 2
-    assert copy_bytes < on_gpu < copy_bytes + 2 * on_cpu
+    on_gpu = memory.compute_bytes(shape, load, is_gpu=True)
     in_f16 = memory.compute_bytes(shape, replace(load, kv_type="f16"), is_gpu=True)
-    assert in_f16 == on_cpu + mask_bytes
+    copy_bytes = 131_072 * (32 + 32) * 2
+    assert 0.9 * copy_bytes < on_gpu - in_f16 <= copy_bytes
+    assert memory.compute_bytes(shape, load, is_gpu=False) <= in_f16
 
 
 # Estimates from a catalogue's row -------------------------------------------------------------------
@@ -192,28 +191,42 @@ def test_buffers_on_a_gpu_are_never_underestimated(tmp_path: Path, name: str) ->
         assert 0.999 < memory.compute_bytes(shape, load, is_gpu=True) / (mib * MIB) < 1.5, load
 
 
-LOADS = [Load(8192, 1), Load(8192, 4, "q8_0"), Load(32768, 4, n_ubatch=256)]
+LOADS = [
+    Load(8192, 1),
+    Load(8192, 4, "q8_0"),
+    Load(32768, 4, n_ubatch=2048),
+    Load(8192, 8, kv_layout="split"),
+    Load(65536, 32),
+]
+
+
+def shapes() -> Iterator[tuple[str, Dimensions]]:
+    """Real widths with a few blocks, and every model of the catalogue whole; each shape once."""
+    yield from WIDE.items()
+    known: set[Dimensions] = set()
+    for model in catalog.load().models:
+        if model.dimensions and model.dimensions not in known:
+            known.add(model.dimensions)
+            yield model.id, model.dimensions
 
 
 @pytest.mark.model
-def test_cache_state_and_buffers_are_those_of_llama_cpp(tmp_path: Path) -> None:
-    """KV and state to the byte (as rounded in the log), weights within 1 %, the compute buffer never less
-    than llama.cpp reserves and at most a quarter more."""
+def test_weights_cache_state_and_buffers_are_those_of_llama_cpp(tmp_path: Path) -> None:
+    """On headers of the exact shapes, loaded without their weights. Weights to the byte. The library's log
+    rounds the cache and the state to a hundredth of a MiB, far less than a step of either, which is 256
+    cells or a block's state: what agrees with it agrees to the byte. The compute buffer is never less than
+    what llama.cpp reserves, and at most a tenth more."""
     jobs, expected = [], []
-    for name, dimensions in WIDE.items():
+    for index, (name, dimensions) in enumerate(shapes()):
         path = tmp_path / f"{name}.gguf"
         synthetic.write(path, dimensions, weights="none", type_name="Q4_0", has_vocab=False)
         shape = gguf.read(path).shape
-        for load in LOADS:
-            jobs.append(
-                {
-                    "path": str(path),
-                    "n_ctx": load.n_ctx,
-                    "n_slots": load.n_slots,
-                    "kv_type": load.kv_type,
-                    "n_ubatch": load.n_ubatch,
-                }
-            )
+        loads = LOADS if name in WIDE else [LOADS[index % 5], LOADS[(index + 2) % 5]]
+        for load in loads:
+            if shape.state_bytes:  # which llama.cpp does allocate
+                load = replace(load, n_slots=min(load.n_slots, 4))
+            facts = {key: getattr(load, key) for key in ("n_ctx", "n_slots", "kv_type", "n_ubatch")}
+            jobs.append({"path": str(path), "kv_layout": load.kv_layout, **facts})
             expected.append((f"{name}, {load}", shape, load))
     script = Path(__file__).with_name("oracle.py")
     done = subprocess.run(
@@ -221,12 +234,13 @@ def test_cache_state_and_buffers_are_those_of_llama_cpp(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     for (what, shape, load), found in zip(expected, json.loads(done.stdout), strict=True):
-        rounding = 0.02 * MIB
+        rounding = 0.005 * MIB * (2 if any(layer.n_swa for layer in shape.layers) else 1) + 1
         kv = sum(memory.kv_bytes(layer, load) for layer in shape.layers)
         state = sum(memory.state_bytes(layer, load) for layer in shape.layers)
         weights = shape.repeating_bytes + shape.output_bytes + shape.extra_bytes
         weights += 0 if shape.is_tied else shape.input_bytes
+        assert weights == found["weights"], what
         assert kv == pytest.approx(found["kv"], abs=rounding), what
         assert state == pytest.approx(found["state"], abs=rounding), what
-        assert weights == pytest.approx(found["weights"], rel=0.01), what
-        assert 0.99 < memory.compute_bytes(shape, load, is_gpu=False) / found["compute"] < 1.25, what
+        most = 1.1 if what.partition(",")[0] not in WIDE else 1.2  # these have fewer blocks than any model
+        assert 1 <= memory.compute_bytes(shape, load, is_gpu=False) / found["compute"] < most, what
