@@ -4,50 +4,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nemolocal import config
-from nemolocal.errors import DoesNotFitError
-from nemolocal.hardware import Hardware
-from nemolocal.models import planning
-from tests.profiles import machine
+from nemolocal import config, hardware
+from nemolocal.models import catalog, fits
 
 README = Path(__file__).parent.parent / "README.md"
 MARK = "<!-- fit table -->\n"
+PROFILES = Path(__file__).parent / "hardware_profiles"
 MACHINES = {
-    "RTX 3060 12 GB": machine(("NVIDIA GeForce RTX 3060", 12)),
-    "RTX 4060 Ti 16 GB": machine(("NVIDIA GeForce RTX 4060 Ti", 16)),
-    "RTX 4090 24 GB": machine(("NVIDIA GeForce RTX 4090", 24), ram_gib=64),
-    "RTX 5090 32 GB": machine(("NVIDIA GeForce RTX 5090", 32), ram_gib=64),
-    "2 × RTX 3090 24 GB": machine(*[("NVIDIA GeForce RTX 3090", 24)] * 2, ram_gib=64),
-    "RTX PRO 6000 96 GB": machine(("NVIDIA RTX PRO 6000 Blackwell", 96), ram_gib=128),
+    "RTX 3060 12 GB": "rtx-3060-12gb",
+    "RTX 4090": "rtx-4090",
+    "RTX 5090": "rtx-5090",
+    "2 × RTX 3090": "2x-rtx-3090",
+    "RTX 4090 + 3060": "rtx-4090-rtx-3060",
+    "RTX PRO 6000 96 GB": "rtx-pro-6000",
+    "laptop, 16 GB, no GPU": "laptop-16gb",
 }
-MODELS = (
-    "nemotron-3-nano-4b",
-    "llama-3.1-nemotron-nano-8b",
-    "nemotron-nano-9b-v2",
-    "nemotron-nano-12b-v2",
-    "nemotron-3-nano-30b-a3b",
-    "nemotron-3.5-lightning-30b-a3b",
-    "llama-3.3-nemotron-super-49b",
-    "llama-3.1-nemotron-70b",
-    "nemotron-3-super-120b-a12b",
-)
-
-
-def cell(model: str, hardware: Hardware) -> str:
-    try:
-        plan = planning.plan(model, config.load(env={"NEMOLOCAL_HOME": "no-such-folder"}), hardware)
-    except DoesNotFitError:
-        return "–"
-    text = f"{plan.candidate.quant}, {plan.load.n_ctx // 1024}k"
-    if plan.placement.is_whole:
-        return text
-    on_gpu = sum(share.n_layers for share in plan.placement.shares)
-    return f"{text}, {on_gpu} of {on_gpu + plan.placement.host.n_layers} layers" if on_gpu else f"{text}, CPU"
+SIGNS = {"green": "**{}**", "amber": "{}", "red": "–"}
 
 
 def table() -> str:
+    settings = config.load(env={"NEMOLOCAL_HOME": "no-such-folder"})
+    machines = [hardware.load_profile(PROFILES / f"{name}.toml") for name in MACHINES.values()]
     rows = [["", *MACHINES], ["---"] * (len(MACHINES) + 1)]
-    rows += [[f"`{model}`", *(cell(model, hardware) for hardware in MACHINES.values())] for model in MODELS]
+    for model in catalog.load().models:
+        found = [fits.fit(model.id, settings, machine) for machine in machines]
+        rows.append([f"`{model.id}`", *(SIGNS[each.grade].format(each.words) for each in found)])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from nemolocal.models.catalog import CatalogModel
+    from nemolocal.models.fits import Fit
     from nemolocal.models.overview import ListedFile, ListedModel
     from nemolocal.models.reference import HubRef, NamedRef, PathRef
     from nemolocal.models.store import LocalModel
@@ -41,12 +42,18 @@ def list_(
     has_fit: Annotated[
         bool, typer.Option("--fit", help="Say for each model whether it fits this machine.", metavar="")
     ] = False,
+    tag: Annotated[
+        str | None,
+        typer.Option("--tag", help="Only models for this: chat, reasoning, code, embedding, rerank."),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List the models of the catalogue and those on this machine."""
     from nemolocal.models import overview
 
     models = overview.build(config)
+    if tag:
+        models = _tagged(models, tag)
     fits = _fits(models, config) if has_fit else {}
     if as_json:
         output.print_json([_listed_json(model, fits.get(model.id)) for model in models])
@@ -59,15 +66,18 @@ def list_(
             rows.add_row(file.ref, file.quant, output.size(file.bytes), _state(file))
         console.print(rows)
     names = ["Name"] if console.width >= _N_COLUMNS_WITH_NAMES else []
-    columns = ["Catalogue", *names, "Parameters", "Files", *(["Here"] if has_fit else [])]
-    whole = ["Catalogue"] if has_fit else ["Catalogue", "Files"]
-    rows = output.table(*columns, right=["Parameters"], whole=whole)
+    last = "On this machine" if has_fit else "Files"
+    rows = output.table(
+        "Catalogue", *names, "Parameters", "For", last, right=["Parameters"], whole=["Catalogue", last]
+    )
     for model in models:
         if model.listed is not None:
-            fit = [_fit_words(fits.get(model.id))] if has_fit else []
+            end = _fit_words(fits.get(model.id)) if has_fit else _range(model.files)
             name = [model.name] if names else []
-            rows.add_row(model.id, *name, _parameters(model.listed), _range(model.files), *fit)
+            rows.add_row(model.id, *name, _parameters(model.listed), ", ".join(model.listed.tags), end)
     console.print(rows)
+    if has_fit:
+        output.note("Quantization and context as they would be planned; `nemolocal plan ID` says why.")
     if not here:
         output.note("No model is on this machine yet: `nemolocal models pull starter` fetches a small one.")
 
@@ -192,6 +202,15 @@ def rm(config: Config, ref: Ref, as_json: options.AsJson = False) -> None:
         print(f"{removed.ref} is removed: {output.size(removed.bytes)} freed.")
 
 
+def _tagged(models: Sequence[ListedModel], tag: str) -> tuple[ListedModel, ...]:
+    from nemolocal.errors import UsageError
+
+    known = sorted({name for model in models if model.listed for name in model.listed.tags})
+    if tag not in known:
+        raise UsageError(f"No model is tagged '{tag}'.", hint=f"Tags are {', '.join(known)}.")
+    return tuple(model for model in models if model.listed and tag in model.listed.tags)
+
+
 def _fact(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -252,10 +271,14 @@ def _model_facts(ref: NamedRef | PathRef, config: Config) -> tuple[Facts, list[F
         "name": known.name,
         "maker": known.maker,
         "licence": known.licence,
+        "must_be_accepted": known.must_accept,
         "repository": known.repo,
         "released": known.released,
+        "family": known.family,
+        "for": ", ".join(known.tags),
+        "languages": ", ".join(known.languages),
         "parameters": known.n_params,
-        "active_parameters": known.n_active_params,
+        "active_parameters": known.n_active_params if known.n_active_params < known.n_params else "",
         "context": known.n_ctx,
         "template": known.template,
         "notes": known.notes,
@@ -291,44 +314,27 @@ def _local_row(model: LocalModel) -> Facts:
     }
 
 
-def _fits(models: Iterable[ListedModel], config: Config) -> dict[str, Facts]:
-    """How each model would run here, by its id: green with every layer on a GPU, amber with the CPU's help
-    or on the CPU alone, red not at all or not as the settings wish. Models whose files cannot be used are
-    left out."""
-    from nemolocal.errors import DoesNotFitError, ModelFileError, UsageError
+def _fits(models: Sequence[ListedModel], config: Config) -> dict[str, Fit]:
     from nemolocal.hardware import survey
-    from nemolocal.models import planning
+    from nemolocal.models import fits
 
-    machine = survey(config)
-    fits: dict[str, Facts] = {}
-    for model in models:
-        if not any(file.local is None or file.local.is_usable for file in model.files):
-            continue
-        try:
-            plan = planning.plan(model.id, config, machine)
-        except (DoesNotFitError, ModelFileError, UsageError) as error:
-            fits[model.id] = {"quant": None, "grade": "red", "why": str(error)}
-        else:
-            grade = "green" if plan.placement.is_whole else "amber"
-            fits[model.id] = {"quant": plan.candidate.quant, "grade": grade, "why": plan.reasons[0]}
-    return fits
+    return fits.all_of(models, config, survey(config))
 
 
-def _fit_words(fit: Facts | None) -> Text:
+def _fit_words(fit: Fit | None) -> Text:
     from rich.text import Text
 
     if fit is None:
         return Text("unusable", "red")
-    if fit["grade"] == "red":
-        return Text("does not fit", "red")
-    if fit["grade"] == "green":
-        return Text(f"{fit['quant']} on the GPU", "green")
-    return Text(f"{fit['quant']}, uses the CPU", "yellow")
+    return Text(fit.words, {"green": "green", "amber": "yellow", "red": "red"}[fit.grade])
 
 
-def _listed_json(model: ListedModel, fit: Facts | None) -> Facts:
-    facts = {"id": model.id, "name": model.name, "files": [_file_json(file) for file in model.files]}
-    return {**facts, "fit": fit} if fit else facts
+def _listed_json(model: ListedModel, fit: Fit | None) -> Facts:
+    listed = model.listed
+    facts: Facts = {"id": model.id, "name": model.name, "files": [_file_json(file) for file in model.files]}
+    if listed:
+        facts |= {"family": listed.family, "tags": list(listed.tags), "licence": listed.licence}
+    return {**facts, "fit": {"quant": fit.quant, "grade": fit.grade, "why": fit.why}} if fit else facts
 
 
 def _file_json(file: ListedFile) -> Facts:
@@ -361,4 +367,4 @@ def _range(files: tuple[ListedFile, ...]) -> str:
 def _parameters(model: CatalogModel) -> str:
     total = f"{model.n_params / 1e9:.3g} B"
     is_mixture = model.n_active_params < model.n_params
-    return f"{total}, {model.n_active_params / 1e9:.3g} B active" if is_mixture else total
+    return f"{total}, {model.n_active_params / 1e9:.2g} B active" if is_mixture else total

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from nemolocal import config
 from nemolocal.errors import ConfigError, ModelNotFoundError
@@ -22,7 +22,10 @@ from nemolocal.models.reference import NamedRef, is_plain_path, is_repo, part_na
 
 STARTER = "starter"
 
+Tag = Literal["chat", "reasoning", "code", "vision", "embedding", "rerank"]
+
 _ID = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
+_LANGUAGE = re.compile(r"[a-z]{2}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -65,20 +68,26 @@ class CatalogFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogModel:
-    """One model. `n_ctx` is in tokens, `other_repos` hold the same weights as GGUF too, `template` and
-    `notes` are for people. `no_reasoning` is the advice where thinking is switched off."""
+    """One model. `n_ctx` is in tokens, `other_repos` hold the same weights as GGUF too and are tried in their
+    order, `template` and `notes` are for people. `family` is shared by models of unlike size that do the
+    same. `must_accept` says that the licence's terms have to be agreed to. `no_reasoning` is the advice where
+    thinking is switched off. `dimensions` is None where they are not known."""
 
     id: str
     name: str
     maker: str
+    family: str
+    tags: tuple[str, ...]
+    languages: tuple[str, ...]
     licence: str
     repo: str
     released: str
     n_params: int
     n_active_params: int
     n_ctx: int
-    dimensions: shape.Dimensions
+    dimensions: shape.Dimensions | None
     files: tuple[CatalogFile, ...]
+    must_accept: bool = False
     sampling: Sampling = Sampling()
     no_reasoning: Sampling = Sampling()
     other_repos: tuple[str, ...] = ()
@@ -98,7 +107,15 @@ class CatalogModel:
 
     def shape(self, row: CatalogFile) -> shape.ModelShape:
         """The model's shape as the plan needs it before the file is here."""
-        return shape.estimate(self.dimensions, file_bytes=row.bytes)
+        if self.dimensions:
+            return shape.estimate(self.dimensions, file_bytes=row.bytes)
+        return shape.assume(
+            file_bytes=row.bytes,
+            n_params=self.n_params,
+            n_active_params=self.n_active_params,
+            n_ctx_train=self.n_ctx,
+            pooling="last" if "embedding" in self.tags else "rank" if "rerank" in self.tags else "",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +132,11 @@ class Catalog:
         if model is None:
             raise ModelNotFoundError(f"No model is called '{ref.name}'.", hint=self.hint_for(ref.name))
         return model, model.file(ref.quant) if ref.quant else None
+
+    def smaller_ones(self, model: CatalogModel) -> tuple[CatalogModel, ...]:
+        """Smaller models of the same family, the largest first."""
+        same = [m for m in self.models if m.family == model.family and m.n_params < model.n_params]
+        return tuple(sorted(same, key=lambda m: (-m.n_params, m.id)))
 
     def of_repo(self, repo: str) -> CatalogModel | None:
         """The model that this repository holds, in any case."""
@@ -165,7 +187,7 @@ def _model(model_id: str, table: Any) -> CatalogModel:
     if not isinstance(table, dict):
         raise TypeError("must be a table")
     values = dict(table)
-    repo = values.get("repo")
+    repo, dimensions = values.get("repo"), _table(values, "dimensions")
     if not isinstance(repo, str) or not is_repo(repo):
         raise ValueError(f"'repo' {repo!r} is not OWNER/REPO")
     rows = values.pop("files", None)
@@ -176,10 +198,17 @@ def _model(model_id: str, table: Any) -> CatalogModel:
         values,
         id=model_id,
         files=tuple(_file(row, repo=repo) for row in rows),
-        dimensions=_build(shape.Dimensions, _table(values, "dimensions")),
+        dimensions=_build(shape.Dimensions, dimensions) if dimensions else None,
         sampling=_build(Sampling, _table(values, "sampling")),
         no_reasoning=_build(Sampling, _table(values, "no_reasoning")),
     )
+    unknown = set(model.tags) - set(get_args(Tag))
+    if unknown or not model.tags:
+        raise ValueError(f"'tags' {sorted(unknown)} are not known, or there is none")
+    if not model.languages or not all(_LANGUAGE.fullmatch(code) for code in model.languages):
+        raise ValueError("'languages' are codes of two letters, at least one")
+    if not (model.name and model.maker and model.family and model.licence):
+        raise ValueError("'name', 'maker', 'family' and 'licence' must say something")
     quants = [row.quant for row in model.files]
     if len(set(quants)) != len(quants):
         raise ValueError("a quantization is listed twice")

@@ -3,12 +3,13 @@ that the settings hold. Asks neither the network nor the hardware."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, cast
 
 from nemolocal.config import Config
-from nemolocal.errors import ModelNotFoundError, UsageError
+from nemolocal.errors import DoesNotFitError, ModelNotFoundError, UsageError
 from nemolocal.hardware import Hardware
 from nemolocal.models import adapters, catalog, placement, reference, sizing, store
 from nemolocal.models.choice import Aim, Candidate
@@ -26,7 +27,23 @@ def plan(ref: str, config: Config, hardware: Hardware, learned: Learned | None =
     """
     parsed = reference.parse(ref)
     wished = replace(wish(config), quant="" if isinstance(parsed, PathRef) else parsed.quant)
-    return decide(str(parsed), candidates(parsed, config), hardware, config, wished, learned=learned)
+    try:
+        return decide(str(parsed), candidates(parsed, config), hardware, config, wished, learned=learned)
+    except DoesNotFitError as error:
+        smaller = _smaller_that_fits(parsed, config, hardware)
+        if smaller:
+            error.hint = f"{error.hint} {smaller} is smaller, of the same family, and fits."
+        raise
+
+
+def _smaller_that_fits(ref: Reference, config: Config, hardware: Hardware) -> str:
+    """The largest model of the same family that fits as it is, "" where there is none."""
+    model = _listed(ref)
+    for other in catalog.load().smaller_ones(model) if model else ():
+        with contextlib.suppress(DoesNotFitError, UsageError):
+            decide(other.id, _rows(other), hardware, config, wish(config))
+            return other.id
+    return ""
 
 
 def decide(
@@ -112,10 +129,14 @@ def candidates(ref: Reference, config: Config) -> list[Candidate]:
     if listed is None:
         return here or [local_candidate(_resolve(ref, config))]
     quants = {candidate.quant for candidate in here}
-    return here + [
-        Candidate(row.quant, f"{listed.id}:{row.quant}", row.bytes, listed.shape(row), is_local=False)
-        for row in listed.files
-        if row.quant not in quants
+    return here + [candidate for candidate in _rows(listed) if candidate.quant not in quants]
+
+
+def _rows(model: catalog.CatalogModel) -> list[Candidate]:
+    """The files of a model of the catalogue, as if none were here."""
+    return [
+        Candidate(row.quant, f"{model.id}:{row.quant}", row.bytes, model.shape(row), is_local=False)
+        for row in model.files
     ]
 
 

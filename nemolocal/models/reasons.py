@@ -30,6 +30,8 @@ def explain(found: Found, files: Sequence[Candidate], wish: Wish, search: Search
     """Why this file, in these places, with this context."""
     candidate, load, place = found
     yield _where(found, wish, search)
+    if candidate.shape.is_assumed:
+        yield "How its layers are made is not known before the file is here; more is kept than it may need."
     if len(files) > 1:
         yield _about_quant(found, files, search)
     elif wish.quant:
@@ -121,6 +123,10 @@ def _where(found: Found, wish: Wish, search: Search) -> str:
         )
     n = sum(share.n_layers for share in place.shares)
     why = "as asked for" if wish.n_gpu_layers >= 0 else "which is all that fits"
+    if candidate.shape.is_assumed:
+        return (
+            f"About {n / n_layer:.0%} lies on {names}, {why}; the rest runs on the CPU, which is much slower."
+        )
     return f"{n} of {n_layer} layers lie on {names}, {why}; the rest runs on the CPU, which is much slower."
 
 

@@ -65,8 +65,9 @@ class ModelShape:
     elements that the widest feed-forward block holds of one token at once, `n_activations_recurrent` that
     of a recurrent block. `head_length` is that of keys (0 when there is no attention).
 
-    `reads_whole` says that a model with a `pooling` needs each input whole in one batch, since its tokens
-    see those after them or all of them are pooled.
+    `is_assumed` marks a stand-in for a shape that is not known yet. `reads_whole` says that a model with a
+    `pooling` needs each input whole in one batch, since its tokens see those after them or all of them are
+    pooled.
     """
 
     architecture: str
@@ -89,6 +90,7 @@ class ModelShape:
     n_expert_used: int = 0
     pooling: Pooling = ""
     reads_whole: bool = False
+    is_assumed: bool = False
 
     @property
     def n_layer(self) -> int:
@@ -228,6 +230,55 @@ def estimate(dimensions: Dimensions, *, file_bytes: int) -> ModelShape:
         n_params=n_params_all,
         n_expert=d.n_expert,
         n_expert_used=d.n_expert_used,
+    )
+
+
+_ASSUMED_N_LAYER = 64
+_ASSUMED_N_EMBD = 5120
+_ASSUMED_N_VOCAB = 262_144
+_ASSUMED_N_ROW = 1024
+_ASSUMED_N_EXPERT = 128
+
+
+def assume(
+    *, file_bytes: int, n_params: int, n_active_params: int, n_ctx_train: int, pooling: Pooling = ""
+) -> ModelShape:
+    """A stand-in for a model of which only the size is known: as deep as models of tens of billions of
+    parameters, with keys and values in every layer, so that a plan made with it takes too much rather than
+    too little. Of a mixture of experts, half of what a token reads is taken to be outside the experts.
+    """
+    n_dense = n_active_params // 2 if n_active_params < n_params else n_params
+    expert_share = 1 - n_dense / n_params
+    n_layer = max(8, min(_ASSUMED_N_LAYER, round(16 * (n_params / 1e9) ** 0.4)))
+    n_embd = min(_ASSUMED_N_EMBD, max(512, round((n_params / 1e9) ** 0.5 * 1024) // 256 * 256))
+    embedding_bytes = min(round(_ASSUMED_N_VOCAB * n_embd * file_bytes / n_params), file_bytes // 4)
+    each = (file_bytes - 2 * embedding_bytes) // n_layer
+    is_sparse = expert_share > 0
+    layer = LayerShape(
+        kind=LayerKind.ATTENTION | (LayerKind.MOE if is_sparse else LayerKind.MLP),
+        weights_bytes=each,
+        n_embd_k_gqa=min(_ASSUMED_N_ROW, n_embd),
+        n_embd_v_gqa=min(_ASSUMED_N_ROW, n_embd),
+        expert_bytes=round(each * expert_share),
+    )
+    n_used = round(_ASSUMED_N_EXPERT * (n_active_params - n_dense) / max(n_params - n_dense, 1))
+    return ModelShape(
+        architecture="",
+        n_ctx_train=n_ctx_train,
+        n_embd=n_embd,
+        n_vocab=_ASSUMED_N_VOCAB,
+        layers=(layer,) * n_layer,
+        input_bytes=embedding_bytes,
+        output_bytes=file_bytes - embedding_bytes - each * n_layer,
+        n_head_max=n_embd // 128,
+        n_activations_max=mlp_activations("", n_embd=n_embd, n_ff=4 * n_embd, n_embd_q=n_embd),
+        head_length=128,
+        n_params=n_params,
+        n_expert=_ASSUMED_N_EXPERT if is_sparse else 0,
+        n_expert_used=max(n_used, 1) if is_sparse else 0,
+        pooling=pooling,
+        reads_whole=bool(pooling),
+        is_assumed=True,
     )
 
 

@@ -93,7 +93,7 @@ def test_list_with_fit(cli: Cli, models_dir: Path, tiny: Path, tmp_path: Path) -
     assert fits["text"] is None
     assert all(fit["why"] for fit in fits.values() if fit)
     rows = {line.split()[0]: line for line in cli(*flags).out.splitlines() if line.strip()}
-    assert "on the GPU" in rows["nemotron-3-nano-4b"]
+    assert "Q5_K_M, 128k" in rows["nemotron-3-nano-4b"]
     assert "does not fit" in rows["nemotron-3-super-120b-a12b"]
     (tmp_path / "desk.toml").write_text(rest)
     found = {model["id"]: model for model in json.loads(cli(*flags, "--json").out)}

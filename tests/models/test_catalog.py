@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 from nemolocal.errors import ConfigError, ModelNotFoundError
 from nemolocal.models import catalog
-from nemolocal.models.reference import NamedRef, is_plain_path, quant_of
+from nemolocal.models.choice import Candidate
+from nemolocal.models.reference import NamedRef, is_plain_path, is_repo, quant_of
 
 TABLE = """
 [demo-1b]
 name = "Demo"
 maker = "Acme"
+family = "demo"
+tags = ["chat"]
+languages = ["en"]
 licence = "MIT"
 repo = "acme/Demo-GGUF"
 released = "2026"
@@ -73,11 +78,51 @@ def test_every_model_agrees_with_itself(model: catalog.CatalogModel) -> None:
     for row in model.files:
         shape = model.shape(row)
         assert shape.n_params == pytest.approx(model.n_params, rel=0.005)
+        assert shape.repeating_bytes + shape.output_bytes <= row.bytes + shape.n_layer  # rounding
+        assert shape.is_assumed == (model.dimensions is None)
+        assert bool(shape.pooling) == bool({"embedding", "rerank"} & set(model.tags)) or model.dimensions
         assert all(is_plain_path(name) for name in row.names)
         assert all(quant_of(name) == row.quant for name in row.names)
         assert 0.25 < row.bytes / model.n_params < 1.2  # 2 to 9 bits for each weight
     assert model.n_active_params <= model.n_params
-    assert model.n_ctx >= model.dimensions.n_ctx_train
+    assert model.dimensions is None or model.n_ctx >= model.dimensions.n_ctx_train
+    assert is_repo(model.repo)
+    assert all(is_repo(repo) and repo != model.repo for repo in model.other_repos)
+    for advice in (model.sampling, model.no_reasoning):
+        assert advice.temperature is None or 0 <= advice.temperature <= 2
+        assert advice.top_p is None or 0 < advice.top_p <= 1
+    ranks = {row.quant: Candidate(row.quant, "", row.bytes, model.shape(row)).rank for row in model.files}
+    by_size = sorted(model.files, key=lambda row: row.bytes)
+    for smaller, larger in itertools.pairwise(by_size):  # K-quants of odd widths may be a little out of order
+        assert ranks[smaller.quant] <= ranks[larger.quant] or larger.bytes < 1.1 * smaller.bytes
+    if "Llama" in model.licence or "NVIDIA" in model.licence or model.licence.startswith("see"):
+        assert model.must_accept
+
+
+def test_families_hold_models_of_unlike_size() -> None:
+    known = catalog.load()
+    super_120b = known.get("nemotron-3-super-120b-a12b")
+    assert super_120b
+    smaller = known.smaller_ones(super_120b)
+    assert [m.id for m in smaller][-1] == "nemotron-3-nano-4b"
+    assert [m.n_params for m in smaller] == sorted((m.n_params for m in smaller), reverse=True)
+    starter = known.get("starter")
+    assert starter
+    assert known.smaller_ones(starter) == ()
+
+
+def test_a_model_of_which_only_the_size_is_known(tmp_path: Path) -> None:
+    """The stand-in takes the file's bytes, and more cells than models of its size have."""
+    text = TABLE.partition("[demo-1b.dimensions]")[0].replace("1_000\n", "9_000_000_000\n")
+    model = read(tmp_path, text.replace("bytes_about = 1_000", "bytes_about = 5_400_000_000")).models[0]
+    shape = model.shape(model.files[0])
+    assert shape.is_assumed
+    assert shape.input_bytes + shape.repeating_bytes + shape.output_bytes == 5_400_000_000
+    per_token = 2 * sum(layer.n_embd_k_gqa + layer.n_embd_v_gqa for layer in shape.layers)
+    assert per_token > 147_456  # Qwen3 8B
+    sparse = read(tmp_path, text.replace("n_active_params = 9_", "n_active_params = 1_")).models[0]
+    experts = sparse.shape(sparse.files[0])
+    assert experts.active_bytes < 0.3 * (experts.repeating_bytes + experts.output_bytes)
 
 
 @pytest.mark.parametrize(

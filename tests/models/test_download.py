@@ -506,6 +506,9 @@ def demo_catalog(tmp_path: Path, rows: str, *, repo: str = "acme/Demo-GGUF") -> 
 [demo-1b]
 name = "Demo"
 maker = "Acme"
+family = "demo"
+tags = ["chat"]
+languages = ["en"]
 licence = "MIT"
 repo = "{repo}"
 other_repos = ["beta/Demo-GGUF"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nemolocal import config
-from nemolocal.errors import ModelFileError, ModelNotFoundError, UsageError
+from nemolocal.errors import DoesNotFitError, ModelFileError, ModelNotFoundError, UsageError
 from nemolocal.models import planning, reference
 from tests import synthetic, synthetic_embedders
 from tests.profiles import machine
@@ -83,3 +83,20 @@ def test_a_model_that_writes_no_text_cannot_guess(tiny: Path, tmp_path: Path) ->
     embedder = synthetic_embedders.write(tmp_path / "embedder.gguf", "bert")
     with pytest.raises(UsageError, match="embedder embeds or ranks texts, and guesses none"):
         planning.plan(str(tiny), config.load({"draft": str(embedder)}), DESKTOP)
+
+
+def test_a_model_too_large_names_a_smaller_one_of_its_family_that_fits() -> None:
+    with pytest.raises(DoesNotFitError, match=r"nemotron-3-nano-4b is smaller, of the same family, and fits"):
+        planning.plan("nemotron-3-super-120b-a12b", config.load(), machine(ram_gib=12))
+    with pytest.raises(DoesNotFitError) as caught:  # nothing smaller is known
+        planning.plan("starter", config.load(), machine(ram_gib=0.6))
+    assert "family" not in str(caught.value)
+
+
+def test_adapters_have_their_room_beside_the_model(tmp_path: Path) -> None:
+    adapter = tmp_path / "style.gguf"
+    adapter.write_bytes(bytes(3 << 20))
+    ref = "nemotron-3-nano-4b"
+    plain = planning.plan(ref, config.load(), DESKTOP)
+    made = planning.plan(ref, config.load({"lora": (f"{adapter}:0.5",)}), DESKTOP)
+    assert made.kept_bytes == plain.kept_bytes + (3 << 20)
