@@ -83,7 +83,8 @@ def test_every_model_agrees_with_itself(model: catalog.CatalogModel) -> None:
         assert bool(shape.pooling) == bool({"embedding", "rerank"} & set(model.tags)) or model.dimensions
         assert all(is_plain_path(name) for name in row.names)
         assert all(quant_of(name) == row.quant for name in row.names)
-        assert 0.25 < row.bytes / model.n_params < 1.2  # 2 to 9 bits for each weight
+        bits = 8 * row.bytes / model.n_params
+        assert 0.9 < bits / Candidate(row.quant, "", row.bytes, shape).rank < 1.35, row.quant
     assert model.n_active_params <= model.n_params
     assert model.dimensions is None or model.n_ctx >= model.dimensions.n_ctx_train
     assert is_repo(model.repo)
@@ -95,8 +96,16 @@ def test_every_model_agrees_with_itself(model: catalog.CatalogModel) -> None:
     by_size = sorted(model.files, key=lambda row: row.bytes)
     for smaller, larger in itertools.pairwise(by_size):  # K-quants of odd widths may be a little out of order
         assert ranks[smaller.quant] <= ranks[larger.quant] or larger.bytes < 1.1 * smaller.bytes
-    if "Llama" in model.licence or "NVIDIA" in model.licence or model.licence.startswith("see"):
-        assert model.must_accept
+    is_plain = model.licence in ("Apache-2.0", "MIT", "CC-BY-4.0", "OpenMDW-1.1")
+    assert model.must_accept != is_plain, model.licence
+
+
+def test_each_repository_and_file_belongs_to_one_model() -> None:
+    models = catalog.load().models
+    repos = [repo.casefold() for model in models for repo in {model.repo, *model.other_repos}]
+    assert len(repos) == len(set(repos))
+    names = [(row.repo, name) for model in models for row in model.files for name in row.names]
+    assert len(names) == len(set(names))
 
 
 def test_families_hold_models_of_unlike_size() -> None:
