@@ -75,6 +75,10 @@ class ModelNotFoundError(NemoLocalError):
     """No model answers to this reference."""
 
 
+class DatabaseError(NemoLocalError):
+    """The database of settings and measurements cannot be read or written."""
+
+
 class ModelFileError(NemoLocalError):
     """A model file cannot be used: `kind` is one word for the class of fault.
 
