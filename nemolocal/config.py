@@ -10,7 +10,7 @@ import math
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,8 @@ class Settings:
 class Config:
     """The effective settings, where each came from, and the folders.
 
-    `sources` maps a setting's name to "default", "file", "env" or "flag". `cuda_visible_devices` is the
+    `sources` maps a setting's name to "default", "file", "env" or "flag", and for a single model also to what
+    else has set it (`with_values`). `cuda_visible_devices` is the
     user's CUDA_VISIBLE_DEVICES, None when unset. `hub_endpoint` is HF_ENDPOINT, the address of the model hub,
     "" for the public one.
     """
@@ -186,6 +187,21 @@ def find_paths(env: Mapping[str, str]) -> Paths:
         cache=dirs.user_cache_path,
         config=dirs.user_config_path,
         logs=dirs.user_log_path,
+    )
+
+
+def with_values(config: Config, values: Mapping[str, Any], *, source: str, where: str) -> Config:
+    """The configuration with other values for some settings, which then come from `source`; `where` names it
+    in errors. Raises ConfigError for an unknown key or a value of the wrong type."""
+    known = {f.name: f for f in fields(Settings)}
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"{where} has an unknown key '{key}'.", hint=f"Known are {', '.join(known)}.")
+    converted = {key: _convert(known[key], raw, f"{where}: {key}") for key, raw in values.items()}
+    return replace(
+        config,
+        settings=replace(config.settings, **converted),
+        sources={**config.sources, **dict.fromkeys(converted, source)},
     )
 
 
