@@ -14,9 +14,6 @@ from nemolocal.cli.pull import bar, local_json, pull
 from nemolocal.config import Config
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
-    from nemolocal.models.catalog import CatalogModel
     from nemolocal.models.fits import Fit
     from nemolocal.models.overview import ListedFile, ListedModel
     from nemolocal.models.reference import HubRef, NamedRef, PathRef
@@ -24,8 +21,6 @@ if TYPE_CHECKING:
 
 Facts = dict[str, Any]
 """One object of the JSON that a command prints."""
-
-_N_COLUMNS_WITH_NAMES = 110  # in a narrower window the ids, which people copy, would break
 
 app = typer.Typer(help="List, fetch, check and remove models.", no_args_is_help=True)
 app.command("pull")(pull)
@@ -44,42 +39,27 @@ def list_(
     ] = False,
     tag: Annotated[
         str | None,
-        typer.Option("--tag", help="Only models for this: chat, reasoning, code, embedding, rerank."),
+        typer.Option(
+            "--tag",
+            help="Only models for this: chat, reasoning, code, vision, embedding, rerank.",
+            metavar="TAG",
+        ),
+    ] = None,
+    family: Annotated[
+        str | None, typer.Option("--family", help="Only models of this family.", metavar="FAMILY")
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List the models of the catalogue and those on this machine."""
+    from nemolocal.cli import listing
     from nemolocal.models import overview
 
-    models = overview.build(config)
-    if tag:
-        models = _tagged(models, tag)
-    fits = _fits(models, config) if has_fit else {}
+    models = listing.chosen(overview.build(config), tag=tag, family=family)
+    fits = _fits(models, config) if has_fit else None
     if as_json:
-        output.print_json([_listed_json(model, fits.get(model.id)) for model in models])
-        return
-    console = output.console()
-    here = [file for model in models for file in model.files if file.state != "remote"]
-    if here:
-        rows = output.table("On this machine", "Quant", "Size", "State", right=["Size"])
-        for file in here:
-            rows.add_row(file.ref, file.quant, output.size(file.bytes), _state(file))
-        console.print(rows)
-    names = ["Name"] if console.width >= _N_COLUMNS_WITH_NAMES else []
-    last = "On this machine" if has_fit else "Files"
-    rows = output.table(
-        "Catalogue", *names, "Parameters", "For", last, right=["Parameters"], whole=["Catalogue", last]
-    )
-    for model in models:
-        if model.listed is not None:
-            end = _fit_words(fits.get(model.id)) if has_fit else _range(model.files)
-            name = [model.name] if names else []
-            rows.add_row(model.id, *name, _parameters(model.listed), ", ".join(model.listed.tags), end)
-    console.print(rows)
-    if has_fit:
-        output.note("Quantization and context as they would be planned; `nemolocal plan ID` says why.")
-    if not here:
-        output.note("No model is on this machine yet: `nemolocal models pull starter` fetches a small one.")
+        output.print_json([_listed_json(model, (fits or {}).get(model.id)) for model in models])
+    else:
+        listing.show(models, fits, output.console())
 
 
 @app.command("search")
@@ -202,15 +182,6 @@ def rm(config: Config, ref: Ref, as_json: options.AsJson = False) -> None:
         print(f"{removed.ref} is removed: {output.size(removed.bytes)} freed.")
 
 
-def _tagged(models: Sequence[ListedModel], tag: str) -> tuple[ListedModel, ...]:
-    from nemolocal.errors import UsageError
-
-    known = sorted({name for model in models if model.listed for name in model.listed.tags})
-    if tag not in known:
-        raise UsageError(f"No model is tagged '{tag}'.", hint=f"Tags are {', '.join(known)}.")
-    return tuple(model for model in models if model.listed and tag in model.listed.tags)
-
-
 def _fact(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -321,20 +292,16 @@ def _fits(models: Sequence[ListedModel], config: Config) -> dict[str, Fit]:
     return fits.all_of(models, config, survey(config))
 
 
-def _fit_words(fit: Fit | None) -> Text:
-    from rich.text import Text
-
-    if fit is None:
-        return Text("unusable", "red")
-    return Text(fit.words, {"green": "green", "amber": "yellow", "red": "red"}[fit.grade])
-
-
 def _listed_json(model: ListedModel, fit: Fit | None) -> Facts:
     listed = model.listed
     facts: Facts = {"id": model.id, "name": model.name, "files": [_file_json(file) for file in model.files]}
     if listed:
         facts |= {"family": listed.family, "tags": list(listed.tags), "licence": listed.licence}
-    return {**facts, "fit": {"quant": fit.quant, "grade": fit.grade, "why": fit.why}} if fit else facts
+    if not fit:
+        return facts
+    plan = fit.plan
+    more = {"context": plan.load.n_ctx, "tokens_per_s": plan.tokens_per_s} if plan else {}
+    return {**facts, "fit": {"quant": fit.quant, "grade": fit.grade, "why": fit.why, **more}}
 
 
 def _file_json(file: ListedFile) -> Facts:
@@ -347,24 +314,3 @@ def _file_json(file: ListedFile) -> Facts:
         "path": str(file.local.path) if file.local else None,
         "problem": file.problem or None,
     }
-
-
-def _state(file: ListedFile) -> str:
-    if file.problem:
-        return f"unusable: {file.problem}"
-    if file.state == "partial":
-        return f"{file.done_bytes / file.bytes:.0%} fetched"
-    return "ready"
-
-
-def _range(files: tuple[ListedFile, ...]) -> str:
-    """The smallest and the largest file; `models show` has them all."""
-    ends = sorted({(file.bytes, file.quant) for file in files})
-    shown = [f"{output.size(n_bytes)} {quant}" for n_bytes, quant in (ends[0], ends[-1])]
-    return " … ".join(shown if len(ends) > 1 else shown[:1])
-
-
-def _parameters(model: CatalogModel) -> str:
-    total = f"{model.n_params / 1e9:.3g} B"
-    is_mixture = model.n_active_params < model.n_params
-    return f"{total}, {model.n_active_params / 1e9:.2g} B active" if is_mixture else total

@@ -61,6 +61,22 @@ def test_list_in_a_narrow_window_keeps_the_ids_whole(
     assert {model.id for model in catalog.load().models} <= set(shown.split())
 
 
+def test_list_by_what_a_model_is_for_and_by_family(cli: Cli) -> None:
+    found = json.loads(cli("models", "list", "--tag", "embedding", "--json").out)
+    assert found
+    assert all("embedding" in model["tags"] for model in found)
+    both = ("models", "list", "--tag", "reasoning", "--family", "nemotron-3")
+    ids = {model["id"] for model in json.loads(cli(*both, "--json").out)}
+    assert "nemotron-3-nano-4b" in ids
+    assert not any(model_id.startswith("qwen") for model_id in ids)
+    assert ids <= set(cli(*both).out.split())
+    for flag, value, known in (("--tag", "poetry", "reasoning"), ("--family", "nemo", "nemotron-3")):
+        refused = cli("models", "list", flag, value)
+        assert refused.code == 2
+        assert value in refused.err
+        assert known in refused.err
+
+
 def test_list_shows_what_is_here_and_what_is_broken(cli: Cli, models_dir: Path, tiny: Path) -> None:
     models_dir.mkdir(parents=True)
     (models_dir / "good-Q8_0.gguf").write_bytes(tiny.read_bytes())
