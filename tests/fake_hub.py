@@ -259,19 +259,21 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(503, b"")
             return
         data = self.hub.repos[f"{owner}/{repo}"].files[path].data
-        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        start = int(wanted[1]) if wanted and not self.hub.ignores_range else 0
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        is_range = wanted and not self.hub.ignores_range
+        start = int(wanted[1]) if wanted and is_range else 0
+        end = min(int(wanted[2]) + 1, len(data)) if wanted and is_range and wanted[2] else len(data)
         if wanted and (self.hub.refuses_range or start >= len(data)):
             self._send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
             return
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        self.send_header("Content-Length", str(len(data) - start))
+        self.send_response(206 if is_range else 200)
+        if is_range:
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
+        self.send_header("Content-Length", str(end - start))
         self.send_header("ETag", '"storage-has-another"')
         self.end_headers()
         if self.command == "GET":
-            self._send_body(data, start)
+            self._send_body(data[:end], start)
 
     def _send_body(self, data: bytes, start: int) -> None:
         hub = self.hub

@@ -15,6 +15,7 @@ from nemolocal.config import Config
 
 if TYPE_CHECKING:
     from nemolocal.models.fits import Fit
+    from nemolocal.models.hub import HubRepo
     from nemolocal.models.overview import ListedFile, ListedModel
     from nemolocal.models.reference import HubRef, NamedRef, PathRef
     from nemolocal.models.store import LocalModel
@@ -124,15 +125,21 @@ def show(config: Config, ref: Ref, as_json: options.AsJson = False) -> None:
 
 
 @app.command("verify")
-@options.takes_settings("models_dir", "log_level")
+@options.takes_settings("offline", "models_dir", "log_level")
 def verify(
     config: Config,
     ref: Annotated[str | None, typer.Argument(metavar="REF", help="The model; default: all.")] = None,
+    online: Annotated[
+        bool, typer.Option("--online", help="Ask the hub whether the catalogue is still right.", metavar="")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Read models on this machine and compare them with what was published."""
     from nemolocal.models import upkeep
 
+    if online:
+        _verify_online(ref, config, as_json=as_json)
+        return
     with bar("Reading", has_lines=False) as (advance, _):
         checked = upkeep.verify(ref, config, progress=advance)
     if as_json:
@@ -182,6 +189,25 @@ def rm(config: Config, ref: Ref, as_json: options.AsJson = False) -> None:
         print(f"{removed.ref} is removed: {output.size(removed.bytes)} freed.")
 
 
+def _verify_online(ref: str | None, config: Config, *, as_json: bool) -> None:
+    from nemolocal.models import online
+
+    checked = online.check(ref, config)
+    if as_json:
+        output.print_json([asdict(row) for row in checked])
+    else:
+        rows = output.table("Reference", "Repository", "State", "")
+        for row in checked:
+            if row.state != "ok":
+                rows.add_row(row.ref, row.repo, row.state, row.detail)
+        n_ok = sum(row.state == "ok" for row in checked)
+        if n_ok < len(checked):
+            output.console().print(rows)
+        print(f"{n_ok} of {len(checked)} rows of the catalogue are as it says.")
+    if any(row.state in ("gone", "changed") for row in checked):
+        raise typer.Exit(1)
+
+
 def _fact(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -218,8 +244,28 @@ def _repo_facts(ref: HubRef, config: Config) -> tuple[Facts, list[Facts]]:
         "licence": repo.licence,
         "gated": repo.is_gated,
         "revision": repo.revision,
+        "other_files": ", ".join(model.first for model in repo.models if model.kind != "model"),
     }
-    return facts, rows
+    return {**facts, **_remote_facts(repo, ref, config)}, rows
+
+
+def _remote_facts(repo: HubRepo, ref: HubRef, config: Config) -> Facts:
+    """What the header of the smallest file that is meant says, or why it says nothing."""
+    from nemolocal.errors import NemoLocalError
+    from nemolocal.models import offers, remote
+
+    smallest = min(offers.usable(repo, ref, config), key=lambda model: model.bytes)
+    try:
+        header = remote.read_header(repo, smallest, config)
+    except NemoLocalError as error:
+        return {"header": str(error)}
+    return {
+        "name": header.facts["name"],
+        "architecture": header.facts["architecture"],
+        "layers": header.shape.n_layer,
+        "parameters": header.facts["n_params"],
+        "context": header.facts["n_ctx_train"],
+    }
 
 
 def _model_facts(ref: NamedRef | PathRef, config: Config) -> tuple[Facts, list[Facts]]:

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 BAR_WIDTH = 30
 
 
-@options.takes_settings(*options.LOADING, "margin_mib", *options.MACHINE)
+@options.takes_settings(*options.LOADING, "margin_mib", *options.NETWORK, *options.MACHINE)
 def plan(
     config: Config,
     ref: Annotated[
-        str, typer.Argument(metavar="REF", help="The model, on this machine or of the catalogue.")
+        str, typer.Argument(metavar="REF", help="The model: here, of the catalogue, or hf:OWNER/REPO.")
     ],
     as_json: options.AsJson = False,
 ) -> None:

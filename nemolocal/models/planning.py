@@ -1,5 +1,5 @@
-"""From a reference to a plan: gathers the files that it may mean, here and in the catalogue, and the wishes
-that the settings hold. Asks neither the network nor the hardware."""
+"""From a reference to a plan: gathers the files that it may mean, here, in the catalogue and on the hub, and
+the wishes that the settings hold. Asks the network about repositories of which nothing is known here."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Literal, cast
 
 from nemolocal.config import Config
-from nemolocal.errors import DoesNotFitError, ModelNotFoundError, UsageError
+from nemolocal.errors import DoesNotFitError, UsageError
 from nemolocal.hardware import Hardware
-from nemolocal.models import adapters, catalog, placement, reference, sizing, store
+from nemolocal.models import adapters, catalog, offers, placement, reference, sizing, store
 from nemolocal.models.choice import Aim, Candidate
 from nemolocal.models.learned import Learned
 from nemolocal.models.memory import KvType
@@ -27,8 +27,14 @@ def plan(ref: str, config: Config, hardware: Hardware, learned: Learned | None =
     """
     parsed = reference.parse(ref)
     wished = replace(wish(config), quant="" if isinstance(parsed, PathRef) else parsed.quant)
+
+    def decide_among(files: Sequence[Candidate]) -> sizing.Plan:
+        return decide(str(parsed), files, hardware, config, wished, learned=learned)
+
     try:
-        return decide(str(parsed), candidates(parsed, config), hardware, config, wished, learned=learned)
+        if isinstance(parsed, HubRef) and not (_listed(parsed) or store.find(parsed, config)):
+            return offers.plan(parsed, config, decide_among)
+        return decide_among(candidates(parsed, config))
     except DoesNotFitError as error:
         smaller = _smaller_that_fits(parsed, config, hardware)
         if smaller:
@@ -127,7 +133,7 @@ def candidates(ref: Reference, config: Config) -> list[Candidate]:
     here = [local_candidate(model) for model in local]
     listed = _listed(ref)
     if listed is None:
-        return here or [local_candidate(_resolve(ref, config))]
+        return here or [local_candidate(store.resolve(ref, config))]
     quants = {candidate.quant for candidate in here}
     return here + [candidate for candidate in _rows(listed) if candidate.quant not in quants]
 
@@ -138,16 +144,6 @@ def _rows(model: catalog.CatalogModel) -> list[Candidate]:
         Candidate(row.quant, f"{model.id}:{row.quant}", row.bytes, model.shape(row), is_local=False)
         for row in model.files
     ]
-
-
-def _resolve(ref: Reference, config: Config) -> LocalModel:
-    try:
-        return store.resolve(ref, config)
-    except ModelNotFoundError as error:
-        if isinstance(ref, HubRef):
-            hint = f"A plan needs its header: `nemolocal models pull {ref}` fetches it."
-            raise ModelNotFoundError(error.message, hint=hint) from None
-        raise
 
 
 def _listed(ref: Reference) -> catalog.CatalogModel | None:

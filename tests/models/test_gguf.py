@@ -220,7 +220,7 @@ def test_a_growing_prefix_asks_for_more_until_it_is_enough(model: Path) -> None:
     sizes, info = [64], None
     while info is None:
         try:
-            info = gguf.read_stream(io.BytesIO(whole[: sizes[-1]]), name="far.gguf", size_bytes=len(whole))
+            info = gguf.read_streams([("far.gguf", io.BytesIO(whole[: sizes[-1]]), len(whole))])
         except NeedMoreBytesError as error:
             sizes.append(error.needed_bytes)
     assert info.shape == gguf.read(model).shape
