@@ -1,81 +1,98 @@
-"""How fast a plan will write, roughly, before anything is measured. A forecast, never a promise."""
+"""How fast devices read memory and compute, roughly, before anything is measured. For forecasts, never
+promises."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import cache
+from typing import Final
 
-GB = 1_000_000_000
+GB: Final = 1_000_000_000
+TERA: Final = 1_000_000_000_000
 
-EFFICIENCY = 0.75
-HBM_EFFICIENCY = 0.55
-HBM_BANDWIDTH = 1900
+EFFICIENCY: Final = 0.75
+HBM_EFFICIENCY: Final = 0.55
+HBM_BANDWIDTH: Final = 1900
 """Share of the memory's bandwidth that reading quantized weights reaches; measured on an H200: the 8B shape
 takes 3.6 ms a token and the 70B shape 22 ms."""
 
-LAYER_S = 60e-6
-TENSOR_LAYER_S = 90e-6
+LAYER_S: Final = 60e-6
+TENSOR_LAYER_S: Final = 90e-6
 """Launching one layer's kernels, and with every matrix cut over cards also their coming together over
 NVLink; measured on two H200s: 64.7 tokens a second with the 70B shape, 280 with the 8B shape."""
 
-CPU_BANDWIDTH = 45 * GB
+QUANTIZED_KV_COST: Final = 2.7
+"""How much longer than in f16 it takes to read a quantized cache of as many tokens; measured on an H200:
+18 % of the speed at 8,192 tokens, 33 % at 32,768."""
+
+CPU_BANDWIDTH: Final = 45 * GB
 """What two channels of RAM give to a CPU that reads weights; servers have more. A rough figure."""
 
-CPU_LAYER_S = 120e-6
+CPU_LAYER_S: Final = 120e-6
 
-# GB/s by what the driver calls the card; the longest name that it holds in whole words counts. Makers'
-# data sheets.
-BANDWIDTH = {
-    "GTX 1080 Ti": 484, "GTX 1660": 192, "GTX 1660 SUPER": 336, "GTX 1660 Ti": 288, "RTX 2060": 336,
-    "RTX 2060 SUPER": 448, "RTX 2070": 448, "RTX 2080": 448, "RTX 2080 SUPER": 496, "RTX 2080 Ti": 616,
-    "RTX 3050": 224, "RTX 3060": 360, "RTX 3060 Ti": 448, "RTX 3070": 448,
-    "RTX 3070 Ti": 608, "RTX 3080": 760, "RTX 3080 Ti": 912, "RTX 3090": 936, "RTX 3090 Ti": 1008,
-    "RTX 4060": 272, "RTX 4060 Ti": 288, "RTX 4070": 504, "RTX 4070 Ti": 504, "RTX 4070 Ti SUPER": 672,
-    "RTX 4080": 717, "RTX 4080 SUPER": 736, "RTX 4090": 1008, "RTX 5060": 448, "RTX 5060 Ti": 448,
-    "RTX 5070": 672, "RTX 5070 Ti": 896, "RTX 5080": 960, "RTX 5090": 1792, "RTX A2000": 288,
-    "RTX A4000": 448, "RTX A5000": 768, "RTX A6000": 768, "RTX 2000 Ada": 224, "RTX 4000 Ada": 360,
-    "RTX 5000 Ada": 576, "RTX 6000 Ada": 960, "RTX PRO 4000 Blackwell": 672, "RTX PRO 5000 Blackwell": 1344,
-    "RTX PRO 6000 Blackwell": 1792, "Tesla T4": 320, "NVIDIA L4": 300, "NVIDIA L40": 864, "NVIDIA L40S": 864,
-    "NVIDIA A10": 600, "NVIDIA A10G": 600, "A100": 1555, "A100 80GB": 1935, "A100-SXM4-80GB": 2039,
-    "H100 PCIe": 2000, "H100": 3350, "H200": 4800, "B200": 8000, "GB10": 273,
+CORE_COMPUTE: Final = 60 * GB
+"""Operations a second of one core on quantized matrices, with AVX2. A rough figure."""
+
+BUS_BANDWIDTH: Final = 20 * GB
+"""What a GPU copies from RAM: to read a prompt, weights that lie there are brought to it. PCI Express 4.0."""
+
+PIPELINE_GAIN: Final = 0.87
+"""Of several cards' speed together, what a long prompt gets that flows through them one after another, and
+with every matrix cut over them; measured on two H200s with the 70B shape."""
+TENSOR_GAIN: Final = 0.72
+
+# By what the driver calls the card; the longest name that it holds in whole words counts. GB/s of its
+# memory, from makers' data sheets, and the 10^12 operations a second that llama.cpp reaches on quantized
+# matrices when it reads a prompt: about twice what the sheets give for FP32, more on A100s and cards of the
+# Turing kind, less without tensor cores. Measured: 152 on an H200. The others are rough.
+CARDS: Final = {
+    "GTX 1080 Ti": (484, 13), "GTX 1660": (192, 6), "GTX 1660 SUPER": (336, 6), "GTX 1660 Ti": (288, 6),
+    "RTX 2060": (336, 20), "RTX 2060 SUPER": (448, 22), "RTX 2070": (448, 23), "RTX 2080": (448, 31),
+    "RTX 2080 SUPER": (496, 34), "RTX 2080 Ti": (616, 43), "RTX 3050": (224, 18), "RTX 3060": (360, 28),
+    "RTX 3060 Ti": (448, 33), "RTX 3070": (448, 41), "RTX 3070 Ti": (608, 43), "RTX 3080": (760, 60),
+    "RTX 3080 Ti": (912, 68), "RTX 3090": (936, 70), "RTX 3090 Ti": (1008, 78), "RTX 4060": (272, 30),
+    "RTX 4060 Ti": (288, 44), "RTX 4070": (504, 58), "RTX 4070 SUPER": (504, 70), "RTX 4070 Ti": (504, 80),
+    "RTX 4070 Ti SUPER": (672, 88), "RTX 4080": (717, 97), "RTX 4080 SUPER": (736, 104),
+    "RTX 4090": (1008, 155), "RTX 5050": (320, 26), "RTX 5060": (448, 38), "RTX 5060 Ti": (448, 47),
+    "RTX 5070": (672, 62), "RTX 5070 Ti": (896, 88), "RTX 5080": (960, 112), "RTX 5090": (1792, 200),
+    "RTX A2000": (288, 16), "RTX A4000": (448, 38), "RTX A4500": (640, 46), "RTX A5000": (768, 55),
+    "RTX A6000": (768, 72), "RTX 2000 Ada": (224, 24), "RTX 4000 Ada": (360, 53), "RTX 4500 Ada": (432, 75),
+    "RTX 5000 Ada": (576, 125), "RTX 6000 Ada": (960, 165), "RTX PRO 4000 Blackwell": (672, 90),
+    "RTX PRO 4500 Blackwell": (896, 105), "RTX PRO 5000 Blackwell": (1344, 140),
+    "RTX PRO 6000 Blackwell": (1792, 230), "RTX PRO 6000 Blackwell Max-Q": (1792, 190),
+    "Tesla T4": (320, 16), "NVIDIA L4": (300, 50),
+    "NVIDIA L40": (864, 150), "NVIDIA L40S": (864, 165), "NVIDIA A10": (600, 58), "NVIDIA A10G": (600, 60),
+    "A100": (1555, 75), "A100 80GB": (1935, 75), "A100-SXM4-80GB": (2039, 75), "H100 PCIe": (2000, 110),
+    "H100": (3350, 150), "H200": (4800, 152), "B200": (8000, 180), "GB10": (273, 55),
 }  # fmt: skip
 
 
 @cache
+def _card(name: str) -> tuple[int, int] | None:
+    known = [card for card in CARDS if re.search(rf"\b{re.escape(card)}\b", name, re.IGNORECASE)]
+    card = max(known, key=len, default="")
+    rest = name.casefold().replace(card.casefold(), "")
+    if not card or any(word in rest for word in ("laptop", "mobile", "max-q", "mig ")):
+        return None  # the same names, other chips, or a slice of one
+    return CARDS[card]
+
+
 def bandwidth(name: str) -> int | None:
     """Bytes per second of a GPU's memory, None for a card that the table does not know."""
-    if any(word in name.casefold() for word in ("laptop", "mobile", "max-q")):
-        return None  # the same names, other memory
-    known = [card for card in BANDWIDTH if re.search(rf"\b{re.escape(card)}\b", name, re.IGNORECASE)]
-    return BANDWIDTH[max(known, key=len)] * GB if known else None
+    card = _card(name)
+    return card[0] * GB if card else None
 
 
-def read_s(name: str, n_bytes: int) -> float | None:
-    """Seconds that a GPU takes to read so many weights once, None for a card that the table does not know."""
+def read_s(name: str, n_bytes: float) -> float | None:
+    """Seconds that a GPU takes to read so many bytes once, None for a card that the table does not know."""
     speed = bandwidth(name)
     if speed is None:
         return None
     return n_bytes / (speed * (HBM_EFFICIENCY if speed >= HBM_BANDWIDTH * GB else EFFICIENCY))
 
 
-def token_s(
-    reads: Sequence[tuple[str, int]],
-    n_layer: int,
-    *,
-    cpu_bytes: int = 0,
-    n_cpu_layers: int = 0,
-    is_parallel: bool = False,
-) -> float | None:
-    """Seconds for one token of one stream, whose GPUs read (name, bytes) for it one after another, or all at
-    once where each matrix is cut over them, and whose CPU reads `cpu_bytes` in `n_cpu_layers` of the layers.
-
-    None when a card is unknown.
-    """
-    times = [read_s(name, n_bytes) for name, n_bytes in reads]
-    known = [time for time in times if time is not None]
-    if len(known) < len(times):
-        return None
-    each = TENSOR_LAYER_S if is_parallel else LAYER_S
-    on_gpus = (max(known) if is_parallel else sum(known)) + (n_layer - n_cpu_layers) * each if known else 0.0
-    return on_gpus + cpu_bytes / CPU_BANDWIDTH + n_cpu_layers * CPU_LAYER_S
+def compute_s(name: str, n_operations: float) -> float | None:
+    """Seconds that a GPU takes for so many operations on the matrices of a long prompt, None for a card that
+    the table does not know."""
+    card = _card(name)
+    return n_operations / (card[1] * TERA) if card else None

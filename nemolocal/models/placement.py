@@ -8,14 +8,16 @@ experts, the experts of some blocks may stay in RAM while the blocks are on GPUs
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
 from typing import Final, Literal
 
 from nemolocal.hardware import Gpu
 from nemolocal.models import forecast, memory
 from nemolocal.models.memory import Load
+from nemolocal.models.packing import Runs
 from nemolocal.models.shape import ModelShape
 
 SplitMode = Literal["none", "layer", "tensor"]
@@ -23,9 +25,8 @@ SplitMode = Literal["none", "layer", "tensor"]
 RAM_MARGIN_BYTES: Final = 512 * memory.MIB
 """What is left of the RAM for this program itself and for the system to breathe."""
 
-_N_SEARCH_STEPS: Final = 24
-_N_PERMUTED: Final = 4  # cards
-_ROOM_STEP_BYTES: Final = 512 * memory.MIB  # what the desktop takes and gives back from start to start
+_ALIKE: Final = 0.8
+"""Cards whose memory is at least this much as fast as another's count as equally fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Placement:
         return self.host.total_bytes + shared
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Job:
     """What is to be placed. `kept_bytes` of each GPU's free memory stay free. What earlier loads have shown:
     `overheads` is by a GPU's UUID what it holds beyond llama.cpp's figures, and `compute_ratio` what the
@@ -100,119 +101,94 @@ class Job:
     def overhead_bytes(self, gpu: Gpu) -> int:
         return self.overheads.get(gpu.uuid, memory.CUDA_CONTEXT_BYTES)
 
-    def costs(self) -> list[int]:
-        """Bytes of each layer on a GPU, by llama.cpp's numbers: blocks, extra blocks (not loaded), output."""
-        blocks = [
+    def with_host_experts(self, host_experts: tuple[int, ...]) -> Job:
+        """The same with these experts in RAM. What does not hang on them is not added up again."""
+        other = replace(self, host_experts=host_experts)
+        other.__dict__.update(
+            _whole_blocks=self._whole_blocks, _least_compute_bytes=self._least_compute_bytes
+        )
+        return other
+
+    @cached_property
+    def runs(self) -> Runs:
+        """The layers by their bytes on a GPU, by llama.cpp's numbers: blocks, extra blocks (not loaded),
+        output."""
+        blocks = list(self._whole_blocks)
+        for il in self.host_experts:
+            blocks[il] -= self.shape.layers[il].expert_bytes
+        return Runs([*blocks, *([0] * self.shape.n_extra_layers), self.shape.output_bytes])
+
+    @cached_property
+    def _whole_blocks(self) -> list[int]:
+        return [
             layer.weights_bytes + memory.kv_bytes(layer, self.load) + memory.state_bytes(layer, self.load)
             for layer in self.shape.layers
         ]
-        for il in self.host_experts:
-            blocks[il] -= self.shape.layers[il].expert_bytes
-        return [*blocks, *([0] * self.shape.n_extra_layers), self.shape.output_bytes]
 
-    def compute_bytes(self, n_host: int, *, n_gpus: int) -> int:
+    @cached_property
+    def _least_compute_bytes(self) -> int:
+        return memory.compute_bytes(self.shape, self.load, is_gpu=True)
+
+    def compute_bytes(self, n_host: int = 0, *, n_gpus: int = 1) -> int:
         """The buffer of each GPU in use when the first `n_host` layers stay in RAM."""
-        shape, load = self.shape, self.load
-        n_bytes = memory.compute_bytes(shape, load, is_gpu=True)
+        n_bytes = self._least_compute_bytes
         if n_host or self.host_experts:
-            n_bytes += memory.offload_bytes(shape, n_host, self.host_experts)
+            n_bytes += memory.offload_bytes(self.shape, n_host, self.host_experts)
         elif n_gpus > 1:
-            n_bytes += memory.pipeline_bytes(shape, load)
+            n_bytes += memory.pipeline_bytes(self.shape, self.load)
         return round(n_bytes * self.compute_ratio)
+
+    def room(self, gpu: Gpu, compute_bytes: int) -> int:
+        """Bytes that a GPU has for layers, after what it costs however few layers it holds."""
+        return gpu.free_bytes - self.overhead_bytes(gpu) - compute_bytes - self.kept_bytes
 
 
 def in_ram(job: Job) -> Placement:
     """All of it in RAM."""
-    return Placement((), (), _host(job, job.shape.n_layer, is_all=True), 0, (), "none")
+    return Placement((), (), host_share(job, job.shape.n_layer, is_all=True), 0, (), "none")
 
 
-def on_gpus(
-    job: Job, gpus: Sequence[Gpu], *, n_gpu_layers: int = -1, n_gpus_most: int = memory.N_GPUS_MOST
-) -> Placement | None:
-    """A placement with `n_gpu_layers` layers on at most `n_gpus_most` of these GPUs (-1: all layers); None
-    when they do not fit.
+def on_gpus(job: Job, gpus: Sequence[Gpu], *, n_gpu_layers: int = -1) -> Placement | None:
+    """A placement with `n_gpu_layers` layers on these GPUs (-1: all layers); None when they do not fit.
 
-    One card where one holds it all, the fastest of those; otherwise as many cards as are needed, the one
-    with most room first, each filled to the same share of its room.
+    One card where one holds it all, the fastest of those; otherwise as many cards as are needed, those with
+    most room, in the order of their UUIDs wherever the layers fit so, and the faster ones filled first.
     """
     n_wanted = job.n_all if n_gpu_layers < 0 else min(n_gpu_layers, job.n_all)
-    return _try(job, job.costs(), gpus, n_wanted, n_gpus_most) if n_wanted else in_ram(job)
+    return _try(job, gpus, job.n_all - n_wanted) if n_wanted else in_ram(job)
 
 
 def most_on_gpus(job: Job, gpus: Sequence[Gpu]) -> Placement:
-    """The placement with the most layers on these GPUs; all in RAM where not even the output layer fits. Of
-    a mixture of experts, as many blocks as can keep their experts there; the others' stay in RAM."""
-    sparse = [il for il, layer in enumerate(job.shape.layers) if layer.expert_bytes]
-    found = _fewest_host_experts(job, gpus, sparse) if sparse else None
-    if found:
-        return found
-    best, low, high = in_ram(job), 0, job.n_all + 1
-    while high - low > 1:  # fewer layers fit where more do
-        middle = (low + high) // 2
-        first = job.n_all - middle
-        part = replace(job, host_experts=tuple(il for il in sparse if il >= first))
-        found = _try(part, part.costs(), gpus, middle, memory.N_GPUS_MOST)
-        if found:
-            best, low = found, middle
-        else:
-            high = middle
-    return best
+    """The placement with the most on these GPUs; all in RAM where not even the output layer fits. Of a
+    mixture of experts, all blocks with as many of their experts as can be, the first of them without; where
+    that is not enough, as many of the last blocks as can be, without their experts.
+
+    Gone through one by one, since the largest part that is in RAM needs a buffer on the GPUs too, so that
+    less on them may not fit where more does.
+    """
+    most = sum(max(job.room(gpu, job.compute_bytes()), 0) for gpu in gpus)
+    for n_host, host_experts, needed in _retreats(job):
+        if needed <= most:
+            part = job.with_host_experts(host_experts)
+            found = _try(part, gpus, n_host)
+            if found:
+                return found
+    return in_ram(job)
 
 
-def _fewest_host_experts(job: Job, gpus: Sequence[Gpu], sparse: Sequence[int]) -> Placement | None:
-    """All layers on GPUs, with the experts of as few blocks in RAM as will do, the first of them; None when
-    that is not enough. The more are in RAM, the more fits, so the number is found by halving."""
-
-    def with_first(n: int) -> Placement | None:
-        part = replace(job, host_experts=tuple(sparse[:n]))
-        return _try(part, part.costs(), gpus, job.n_all, memory.N_GPUS_MOST)
-
-    found = with_first(len(sparse))
-    low, high = 0, len(sparse)
-    while found and high - low > 1:
-        middle = (low + high) // 2
-        fewer = with_first(middle)
-        if fewer:
-            found, high = fewer, middle
-        else:
-            low = middle
-    return found
-
-
-def across(job: Job, gpus: Sequence[Gpu]) -> Placement | None:
-    """Every matrix cut over all these GPUs (LLAMA_SPLIT_MODE_TENSOR): evenly between cards of one kind, else
-    by the room that each has; None when it does not fit. Norms, which each holds whole, are too small to
-    count."""
-    shape, load = job.shape, job.load
-    compute_bytes = round(memory.compute_bytes(shape, load, is_gpu=True) * job.compute_ratio)
-    rooms = {gpu.uuid: _room(job, gpu, compute_bytes) for gpu in gpus}
-    if len(gpus) < 2 or min(rooms.values()) <= 0:
-        return None
-    ordered = sorted(gpus, key=_room_order)
-    parts = [rooms[gpu.uuid] / sum(rooms.values()) for gpu in ordered]
-    if len({(gpu.name, gpu.total_bytes) for gpu in gpus}) == 1:
-        parts = [1 / len(gpus)] * len(gpus)
-    kv_bytes = sum(memory.kv_bytes(layer, load) for layer in shape.layers)
-    shares = [
-        Share(
-            n_layers=shape.n_layer,
-            weights_bytes=round((shape.repeating_bytes + shape.output_bytes) * part),
-            kv_bytes=round(kv_bytes * part),
-            compute_bytes=compute_bytes,
-            overhead_bytes=job.overhead_bytes(gpu),
-        )
-        for gpu, part in zip(ordered, parts, strict=True)
-    ]
-    if any(s.total_bytes > g.free_bytes - job.kept_bytes for g, s in zip(ordered, shares, strict=True)):
-        return None
-    return Placement(
-        gpus=tuple(ordered),
-        shares=tuple(shares),
-        host=_host(job, 0),
-        n_gpu_layers=job.n_all,
-        tensor_split=tuple(round(part, 4) for part in parts),
-        split_mode="tensor",
-    )
+def _retreats(job: Job) -> Iterator[tuple[int, tuple[int, ...], int]]:
+    """(layers in RAM, blocks whose experts are in RAM, bytes of what is left for GPUs): what gives way step
+    by step, until only the output layer is left."""
+    layers = job.shape.layers
+    sparse = [il for il, layer in enumerate(layers) if layer.expert_bytes]
+    before = [0, *accumulate(layer.expert_bytes for layer in layers)]  # bytes of experts before each block
+    for n in range(len(sparse) + 1):
+        in_ram = before[sparse[n - 1] + 1] if n else 0
+        yield 0, tuple(sparse[:n]), job.runs.needed_bytes(0) - in_ram
+    for n_host in range(1, job.n_all):
+        in_ram = before[-1] - before[min(n_host, len(layers))]
+        rest = tuple(il for il in sparse if il >= n_host)
+        yield n_host, rest, job.runs.needed_bytes(n_host) - in_ram
 
 
 def needed_bytes(job: Job) -> int:
@@ -220,78 +196,43 @@ def needed_bytes(job: Job) -> int:
     return _share(job, 0, job.n_all, n_gpus=1).total_bytes
 
 
+def _try(job: Job, gpus: Sequence[Gpu], n_host: int) -> Placement | None:
+    """All layers but the first `n_host` on these GPUs."""
+    needed = job.runs.needed_bytes(n_host)
+    compute_bytes = job.compute_bytes(n_host)
+    for gpu in sorted(gpus, key=_speed_order):
+        if needed <= job.room(gpu, compute_bytes):
+            return _placement(job, [gpu], [job.n_all - n_host])
+    compute_bytes = job.compute_bytes(n_host, n_gpus=2)
+    by_room = sorted(gpus, key=lambda gpu: (-job.room(gpu, compute_bytes), gpu.uuid))
+    for n in range(2, min(len(by_room), memory.N_GPUS_MOST) + 1):
+        if sum(job.room(gpu, compute_bytes) for gpu in by_room[:n]) < needed:
+            continue
+        used = sorted(by_room[:n], key=lambda gpu: gpu.uuid)
+        rooms = [job.room(gpu, compute_bytes) for gpu in used]
+        packed = job.runs.pack(n_host, rooms, _tiers(used))
+        if packed:
+            return _placement(job, [used[i] for i, _ in packed], [count for _, count in packed])
+    return None
+
+
 def _speed_order(gpu: Gpu) -> tuple[float, float, str]:
     return -(forecast.bandwidth(gpu.name) or 0), -gpu.free_bytes, gpu.uuid
 
 
-def _room_order(gpu: Gpu) -> tuple[int, str]:
-    """The one with most room first; between cards with nearly as much, always the same."""
-    return -(gpu.free_bytes // _ROOM_STEP_BYTES), gpu.uuid
-
-
-def _room(job: Job, gpu: Gpu, compute_bytes: int) -> int:
-    """Bytes that a GPU has for layers, after what it costs however few layers it holds."""
-    return gpu.free_bytes - job.overhead_bytes(gpu) - compute_bytes - job.kept_bytes
-
-
-def _try(
-    job: Job, costs: Sequence[int], gpus: Sequence[Gpu], n_wanted: int, n_gpus_most: int
-) -> Placement | None:
-    """The last `n_wanted` layers on these GPUs."""
-    n_host = job.n_all - n_wanted
-    compute_bytes = job.compute_bytes(n_host, n_gpus=1)
-    needed = sum(costs[n_host:])
-    for gpu in sorted(gpus, key=_speed_order):
-        if needed <= _room(job, gpu, compute_bytes):
-            return _placement(job, [gpu], [n_wanted])
-    ordered = sorted(gpus, key=_room_order)
-    compute_bytes = job.compute_bytes(n_host, n_gpus=2)
-    rooms = [_room(job, gpu, compute_bytes) for gpu in ordered]
-    for n in range(2, min(len(ordered), n_gpus_most) + 1):
-        if sum(rooms[:n]) < needed:
-            continue
-        for order in _orders(n):
-            counts = _balance(costs, [rooms[i] for i in order], n_wanted)
-            if counts:
-                used = [(ordered[i], count) for i, count in zip(order, counts, strict=True) if count]
-                return _placement(job, [gpu for gpu, _ in used], [count for _, count in used])
-    return None
-
-
-def _orders(n: int) -> Iterator[tuple[int, ...]]:
-    """Orders of the cards that are worth a try, that by room first: where layers are of very unlike sizes,
-    another may fit."""
-    if n <= _N_PERMUTED:
-        yield from itertools.permutations(range(n))
-    else:
-        yield tuple(range(n))
-        yield tuple(reversed(range(n)))
-
-
-def _balance(costs: Sequence[int], rooms: Sequence[int], n_wanted: int) -> list[int] | None:
-    """Layers for each GPU, or None: the smallest common share of their room into which all go."""
-    best = _pack(costs, rooms, n_wanted, share=1.0)
-    low, high = 0.0, 1.0
-    for _ in range(_N_SEARCH_STEPS if best else 0):
-        middle = (low + high) / 2
-        counts = _pack(costs, rooms, n_wanted, share=middle)
-        if counts:
-            best, high = counts, middle
-        else:
-            low = middle
-    return best
-
-
-def _pack(costs: Sequence[int], rooms: Sequence[int], n_wanted: int, *, share: float) -> list[int] | None:
-    """Fill the rooms in order with the last `n_wanted` layers, each to this share of it."""
-    counts, at = [], len(costs) - n_wanted
-    for room in rooms:
-        left, begin = room * share, at
-        while at < len(costs) and costs[at] <= left:
-            left -= costs[at]
-            at += 1
-        counts.append(at - begin)
-    return counts if at == len(costs) else None
+def _tiers(gpus: Sequence[Gpu]) -> list[int]:
+    """0 for the fastest cards and those nearly as fast, 1 for the next, and so on; where any card is unknown,
+    all are alike."""
+    speeds = [forecast.bandwidth(gpu.name) or 0 for gpu in gpus]
+    if not all(speeds):
+        return [0] * len(gpus)
+    tiers: dict[int, int] = {}
+    fastest, tier = max(speeds), 0
+    for speed in sorted(set(speeds), reverse=True):
+        if speed < _ALIKE * fastest:
+            fastest, tier = speed, tier + 1
+        tiers[speed] = tier
+    return [tiers[speed] for speed in speeds]
 
 
 def _placement(job: Job, gpus: Sequence[Gpu], counts: Sequence[int]) -> Placement:
@@ -304,7 +245,7 @@ def _placement(job: Job, gpus: Sequence[Gpu], counts: Sequence[int]) -> Placemen
     return Placement(
         gpus=tuple(gpus),
         shares=tuple(shares),
-        host=_host(job, min(start, job.shape.n_layer)),
+        host=host_share(job, min(start, job.shape.n_layer)),
         n_gpu_layers=sum(counts),
         tensor_split=tuple(float(count) for count in counts) if len(gpus) > 1 else (),
         split_mode="layer" if len(gpus) > 1 else "none",
@@ -331,7 +272,7 @@ def _share(job: Job, first: int, count: int, *, n_gpus: int, n_host: int = 0) ->
     )
 
 
-def _host(job: Job, n_layers: int, *, is_all: bool = False) -> Share:
+def host_share(job: Job, n_layers: int, *, is_all: bool = False) -> Share:
     """What stays in RAM: the token embeddings always, the first `n_layers` blocks, and experts of others. A
     tied output matrix in RAM is the embeddings themselves (src/llama-model-loader.cpp)."""
     shape, load = job.shape, job.load

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from nemolocal.hardware import Gpu, Hardware
-from nemolocal.models import forecast
 from nemolocal.models.choice import Candidate
 from nemolocal.models.memory import Load
 from nemolocal.models.placement import Placement, Share, SplitMode
@@ -28,8 +27,9 @@ class Bar:
 class Plan:
     """A decision: what is loaded, where each byte goes, and why.
 
-    `tokens_per_s` is a forecast for one stream, None where it cannot be told, and `measured_tokens_per_s`
-    what this file did on this machine before. `kept_bytes` stay free on each GPU.
+    `tokens_per_s` is a forecast for one stream and `prompt_tokens_per_s` one for reading a long prompt, None
+    where they cannot be told, and `measured_tokens_per_s` what this file did on this machine before.
+    `kept_bytes` stay free on each GPU.
     """
 
     model: str
@@ -39,6 +39,7 @@ class Plan:
     reasons: tuple[str, ...]
     tokens_per_s: float | None
     measured_tokens_per_s: float | None = None
+    prompt_tokens_per_s: float | None = None
     kept_bytes: int = 0
 
     @property
@@ -78,7 +79,10 @@ class Plan:
             "host_experts": list(self.placement.host_experts),
             "margin_bytes": self.kept_bytes,
             "reasons": list(self.reasons),
-            "forecast": {"prompt_tokens_per_s": None, "tokens_per_s": self.tokens_per_s},
+            "forecast": {
+                "prompt_tokens_per_s": self.prompt_tokens_per_s,
+                "tokens_per_s": self.tokens_per_s,
+            },
             "measured": {"tokens_per_s": self.measured_tokens_per_s},
         }
 
@@ -95,29 +99,6 @@ class Plan:
         others = ram.total_bytes - ram.available_bytes
         parts += [("other programs", others), ("free", max(ram.available_bytes - used, 0))]
         return (*bars, _bar("RAM", parts))
-
-
-def token_s(candidate: Candidate, place: Placement) -> float | None:
-    """Forecast seconds for one token of one stream, None where a card is unknown. Of a mixture of experts
-    only the chosen ones are read for each token."""
-    shape = candidate.shape
-    n_left_out = 1 - (shape.n_expert_used / shape.n_expert if shape.n_expert else 1.0)
-    experts = [layer.expert_bytes for layer in shape.layers]
-    in_ram = sum(experts[: place.host.n_layers]) + sum(experts[il] for il in place.host_experts)
-    on_gpus = sum(share.weights_bytes for share in place.shares)
-    active = 1 - (sum(experts) - in_ram) * n_left_out / max(on_gpus, 1)
-    of_ram = place.host.weights_bytes - in_ram * n_left_out
-    is_output_there = not place.gpus and shape.is_tied
-    return forecast.token_s(
-        [
-            (gpu.name, round(share.weights_bytes * active))
-            for gpu, share in zip(place.gpus, place.shares, strict=True)
-        ],
-        shape.n_layer,
-        cpu_bytes=max(round(of_ram) - (0 if is_output_there else shape.input_bytes), 0),
-        n_cpu_layers=place.host.n_layers + len(place.host_experts),
-        is_parallel=place.split_mode == "tensor",
-    )
 
 
 def _gpu_parts(gpu: Gpu, share: Share | None, kept_bytes: int) -> list[tuple[str, int]]:

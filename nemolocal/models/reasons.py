@@ -1,7 +1,7 @@
-"""A plan in words: why it is what it is, and when nothing fits, by how much and what would help.
+"""A plan in words: why it is what it is, and what each thing that gave way costs.
 
-Each reason is a sentence that a person can act on. Decides nothing; asks the search of sizing.py again
-where it needs to know what another choice would have come to.
+Each reason is a sentence that a person can act on. Decides nothing; asks the search again where it needs to
+know what another choice would have come to.
 """
 
 from __future__ import annotations
@@ -11,25 +11,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nemolocal.errors import DoesNotFitError
-from nemolocal.models import choice, placement
+from nemolocal.models import choice, placement, refusals, speed
 from nemolocal.models.choice import Candidate
-from nemolocal.models.memory import CUDA_CONTEXT_BYTES, Load
-from nemolocal.models.placement import Job
+from nemolocal.models.memory import Load
 
 if TYPE_CHECKING:
-    from nemolocal.models.sizing import Found, Search, Wish
+    from nemolocal.models.search import Found, Search
+    from nemolocal.models.wish import Wish
 
 GIB = 1 << 30
-N_CTX_REFUSED = 8_192
-HELD_WORTH_TELLING = 512 << 20  # of a card; less belongs to any desktop
-CTX_OFFERS = (65_536, 32_768, 16_384, 8_192, 4_096, 2_048)
+UNBOUNDED = 1 << 60  # bytes
 
 
 def explain(found: Found, files: Sequence[Candidate], wish: Wish, search: Search) -> Iterator[str]:
     """Why this file, in these places, with this context."""
     candidate, load, place = found
     yield _where(found, wish, search)
+    if place.gpus and not place.is_whole:
+        yield from _what_the_ram_costs(found, search)
     if candidate.shape.is_assumed:
         yield "How its layers are made is not known before the file is here; more is kept than it may need."
     if len(files) > 1:
@@ -46,59 +45,7 @@ def explain(found: Found, files: Sequence[Candidate], wish: Wish, search: Search
         yield f"{_gib(wish.margin_bytes)} stay free on each GPU."
     if wish.beside_bytes and place.gpus:
         yield f"{_gib(wish.beside_bytes)} more are kept there for the draft model and adapters."
-    if place.gpus and not place.is_whole:
-        yield from _about_holders(search)
-
-
-def refusal(model: str, files: Sequence[Candidate], wish: Wish, search: Search) -> DoesNotFitError:
-    """Nothing fits: what the smallest way needs, what there is, and the smallest change that would fit."""
-    smallest = min(files, key=lambda c: c.size_bytes)
-    n_ctx = wish.n_ctx or min(N_CTX_REFUSED, smallest.shape.n_ctx_train)
-    load = search.load(smallest.shape, n_ctx=n_ctx, n_slots=wish.n_slots or 1, kv_type=wish.kv_type or "f16")
-    needed = placement.in_ram(search.job(smallest, load)).host.total_bytes
-    needed += CUDA_CONTEXT_BYTES * len(search.gpus)
-    where, available = "in all", search.available_bytes
-    if search.gpus and (wish.n_gpu_layers >= 0 or wish.split == "tensor"):
-        where, available = "on the GPUs", available - search.ram_bytes
-        needed = _needed_on_gpus(search.job(smallest, load), wish)
-    fits_badly = ", but not on any one device as a whole layer" if needed <= available else ""
-    return DoesNotFitError(
-        f"{model} does not fit: {smallest.quant} with a context of {n_ctx:,} tokens needs {_gib(needed)} "
-        f"{where}, and {_gib(available)} can be used{fits_badly}.",
-        needed_bytes=needed,
-        available_bytes=available,
-        hint=" ".join([_smallest_change(files, wish, search), *_about_holders(search)]),
-    )
-
-
-def _needed_on_gpus(job: Job, wish: Wish) -> int:
-    """What the layers that were asked for would take on one GPU."""
-    shape = job.shape
-    if wish.split != "tensor" and 0 <= wish.n_gpu_layers <= shape.n_layer:
-        shape = replace(shape, layers=shape.layers[shape.n_layer_all + 1 - wish.n_gpu_layers :])
-    return placement.needed_bytes(replace(job, shape=shape))
-
-
-def _smallest_change(files: Sequence[Candidate], wish: Wish, search: Search) -> str:
-    if wish.n_ctx:
-        for n_ctx in CTX_OFFERS:
-            if n_ctx < wish.n_ctx and search.again(n_ctx=n_ctx).any(files):
-                return f"--ctx {n_ctx} would fit."
-    if wish.n_slots > 1 and search.again(n_slots=1).any(files):
-        return "Fewer --slots would fit."
-    if wish.kv_layout == "split" and search.again(kv_layout="shared").any(files):
-        return "It would fit without --kv-layout split."
-    if wish.kv_type == "f16" and search.again(kv_type="q8_0").any(files):
-        return "--kv q8_0 would fit."
-    if wish.n_gpu_layers >= 0 and search.again(n_gpu_layers=-1).any(files):
-        return "It would fit without --gpu-layers."
-    if wish.split == "tensor" and search.again(split="layer").any(files):
-        return "--split layer would fit."
-    if wish.gpus and search.with_all_gpus().any(files):
-        return "It would fit without --gpu."
-    if wish.n_ctx and search.again(n_ctx=0, n_slots=0, kv_type="").any(files):
-        return "It would fit without --ctx, --slots and --kv."
-    return "Close other programs, or choose a smaller model."
+    yield from _what_another_program_costs(found, files, search)
 
 
 def _where(found: Found, wish: Wish, search: Search) -> str:
@@ -128,6 +75,16 @@ def _where(found: Found, wish: Wish, search: Search) -> str:
             f"About {n / n_layer:.0%} lies on {names}, {why}; the rest runs on the CPU, which is much slower."
         )
     return f"{n} of {n_layer} layers lie on {names}, {why}; the rest runs on the CPU, which is much slower."
+
+
+def _what_the_ram_costs(found: Found, search: Search) -> Iterator[str]:
+    candidate, load, place = found
+    card = replace(place.gpus[0], free_bytes=UNBOUNDED)
+    alone = placement.on_gpus(search.job(candidate, load), [card])
+    now = speed.token_s(candidate.shape, load, place)
+    then = speed.token_s(candidate.shape, load, alone) if alone else None
+    if now and then:
+        yield f"Answers are forecast at {then / now:.0%} of the speed of such a card that held all of it."
 
 
 def _names(place: placement.Placement) -> str:
@@ -187,7 +144,7 @@ def _about_context(found: Found, wish: Wish, search: Search) -> str:
         return f"A context of {load.n_ctx:,} tokens, as asked for."
     if load.n_ctx >= n_train:
         return f"A context of {load.n_ctx:,} tokens, all that the model was trained for."
-    if place.gpus and not place.is_whole and wish.n_gpu_layers < 0 and load.n_ctx >= N_CTX_REFUSED:
+    if place.gpus and not place.is_whole and wish.n_gpu_layers < 0 and load.n_ctx >= refusals.N_CTX_REFUSED:
         return (
             f"A context of {load.n_ctx:,} tokens, to leave the least to the CPU; --ctx takes more, "
             f"up to {n_train:,}."
@@ -214,12 +171,23 @@ def _about_slots(candidate: Candidate, load: Load, wish: Wish) -> str:
     return f"{answers} at a time, which share the context."
 
 
-def _about_holders(search: Search) -> Iterator[str]:
-    """Who holds most of what is not free on the GPUs."""
-    holders = sorted((h for gpu in search.gpus for h in gpu.holders), key=lambda h: -h.used_bytes)
-    if holders and holders[0].used_bytes > HELD_WORTH_TELLING:
-        largest = holders[0]
-        yield f"{largest.name} (process {largest.pid}) holds {_gib(largest.used_bytes)} of GPU memory."
+def _what_another_program_costs(found: Found, files: Sequence[Candidate], search: Search) -> Iterator[str]:
+    """The program that holds most of the GPUs' memory, where the plan would be another without it."""
+    candidate, load, place = found
+    largest = refusals.largest_holder(search)
+    alike = [c for c in files if c.is_local] if candidate.is_local else files
+    better = search.without(largest).any(alike) if largest else None
+    if not largest or not better:
+        return
+    if better[2].is_whole > place.is_whole:
+        gain = f"all of {better[0].quant} would fit on the GPUs"
+    elif better[0].rank > candidate.rank:
+        gain = f"{better[0].quant} would fit"
+    elif better[0] == candidate and better[1].n_ctx > load.n_ctx:
+        gain = f"the context would be {better[1].n_ctx:,} tokens"
+    else:
+        return
+    yield f"{refusals.naming(largest)} holds {_gib(largest.used_bytes)} of GPU memory; without it, {gain}."
 
 
 def _gib(n_bytes: int) -> str:
