@@ -19,6 +19,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 
 from nemolocal.models.shape import Dimensions, LayerKind, layer_kinds
+from tests import synthetic_families as families
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + "
@@ -210,12 +211,13 @@ def add_dimensions(writer: gguf.GGUFWriter, d: Dimensions) -> None:
         writer.add_ssm_group_count(d.ssm_n_group)
         writer.add_ssm_time_step_rank(d.ssm_n_head)
     _add_per_layer(writer, d, kinds)
+    families.add_keys(writer, d)
 
 
 def _add_per_layer(writer: gguf.GGUFWriter, d: Dimensions, kinds: tuple[LayerKind, ...]) -> None:
     if d.architecture not in ("deci", "nemotron_h", "nemotron_h_moe"):
         writer.add_head_count(d.n_head)
-        writer.add_head_count_kv(int(np.max(d.n_head_kv)))
+        writer.add_head_count_kv(d.n_head_kv if isinstance(d.n_head_kv, int) else list(d.n_head_kv))
         writer.add_feed_forward_length(int(np.max(d.n_ff)))
         return
     n_kv = [_at(d.n_head_kv, il) if LayerKind.ATTENTION in kind else 0 for il, kind in enumerate(kinds)]
@@ -302,6 +304,7 @@ def tensors(d: Dimensions) -> Tensors:
         yield "output_norm.bias", (d.n_embd,)
     if not d.is_tied:
         yield "output.weight", (d.n_embd, d.n_vocab)
+    yield from families.rest(d)
     kinds = layer_kinds(d)
     for il, kind in enumerate(kinds):
         for name, dims in _block(d, il, kind):
@@ -312,6 +315,9 @@ def tensors(d: Dimensions) -> Tensors:
 
 
 def _block(d: Dimensions, il: int, kind: LayerKind) -> Tensors:
+    if d.architecture in families.BLOCKS:
+        yield from families.BLOCKS[d.architecture](d, il, kind)
+        return
     is_hybrid = d.architecture.startswith("nemotron_h")
     if is_hybrid or LayerKind.ATTENTION in kind:
         yield from _norm(d, "attn_norm")
@@ -384,6 +390,9 @@ def _experts(d: Dimensions) -> Tensors:
 
 def _draft_head(d: Dimensions) -> Tensors:
     """A block for multi-token prediction, as the Nemotron 3 files have one at the end."""
+    if d.architecture in families.BLOCKS:
+        yield from families.draft_head(d)
+        return
     for name in ("nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm", "attn_norm", "post_attention_norm"):
         yield f"{name}.weight", (d.n_embd,)
     yield "nextn.eh_proj.weight", (2 * d.n_embd, d.n_embd)

@@ -273,7 +273,7 @@ def _build(kind: type[Any], values: Mapping[str, Any], **given: Any) -> Any:
 def _value(key: str, value: Any, hint: Any) -> Any:
     kinds = hint.__args__ if isinstance(hint, types.UnionType) else (hint,)
     for kind in kinds:
-        if type(value) is kind:
+        if type(value) is kind or (get_origin(kind) is Literal and value in get_args(kind)):
             return value
         if kind is float and type(value) is int:
             return float(value)

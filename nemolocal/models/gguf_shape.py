@@ -25,6 +25,7 @@ from nemolocal.models.shape import (
     mamba_state_bytes,
     mlp_activations,
     moe_activations,
+    per_layer_activations,
 )
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
@@ -291,7 +292,7 @@ def _state_bytes(keys: Keys, heads: _Heads) -> int:
 def _activations(keys: Keys, heads: _Heads, n_ff: tuple[int, ...], n_expert_used: tuple[int, ...]) -> int:
     n_layer = len(n_ff)
     n_embd = keys.count("embedding_length")
-    n_embd_q = max(heads.n_head) * heads.k_length
+    n_embd_q = max(heads.n_head) * keys.count("attention.key_length_swa", heads.k_length)
     widths = [mlp_activations(keys.architecture, n_embd=n_embd, n_ff=max(n_ff), n_embd_q=n_embd_q)]
     n_ff_expert = keys.per_layer("expert_feed_forward_length", n_layer, n_ff)
     widths += [
@@ -301,11 +302,12 @@ def _activations(keys: Keys, heads: _Heads, n_ff: tuple[int, ...], n_expert_used
             n_embd_expert=keys.count("moe_latent_size") or n_embd,
             n_ff_used=n * ff,
             n_expert_used=n,
+            n_embd_q=n_embd_q,
         )
         for n, ff in zip(n_expert_used, n_ff_expert, strict=True)
         if n
     ]
-    return max(widths)
+    return max(widths) + per_layer_activations(keys.count("embedding_length_per_layer_input"), n_layer)
 
 
 def _recurrent_activations(keys: Keys) -> int:

@@ -122,7 +122,7 @@ def compute_bytes(shape: ModelShape, load: Load, *, is_gpu: bool) -> int:
         if is_gpu:
             rows = (_n_cells(x, load) * (x.n_embd_k_gqa + x.n_embd_v_gqa) for x in shape.layers)
             n_copied = max(rows, default=0)
-        elif shape.n_head_max * shape.head_length == shape.n_embd and not shape.n_expert:
+        elif shape.n_head_max * shape.head_length == shape.n_embd and not (shape.n_expert or largest_state):
             n_feed_forward -= shape.n_embd  # turned queries and keys leave one tensor less alive
     reserve = _EXPERTS_RESERVE if is_gpu and shape.n_expert else _ACTIVATION_RESERVE
     n_logits = 0 if shape.architecture in architectures.ENCODERS else shape.n_vocab * n_outputs(shape, load)

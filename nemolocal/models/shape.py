@@ -19,6 +19,9 @@ Pooling = Literal["", "mean", "cls", "last", "rank"]
 UNGATED = frozenset({"nemotron", "nemotron_h", "nemotron_h_moe"})
 """Architectures whose feed-forward blocks have no gate: squared ReLU, so two matrices and not three."""
 
+DELTA_NETS = frozenset({"qwen35", "qwen35moe", "qwen3next"})
+"""Architectures whose recurrent blocks are gated delta nets, and whose queries come with a gate as wide."""
+
 
 class LayerKind(Flag):
     """What a block `blk.N` does. A block of most models is ATTENTION | MLP; a block of the Nemotron
@@ -126,12 +129,16 @@ class Dimensions:
 
     `layers` is the number of equal blocks (attention and a feed-forward or mixture-of-experts part), or a
     string with one letter for each block: M Mamba-2, * attention, - feed-forward, E mixture of experts.
+    With `n_full`, every so many-th of equal blocks attends to all that came before; the others have a
+    recurrent state, where `ssm_d_inner` says how wide, or look back over `n_swa` tokens, with heads as long
+    as `head_dim_swa`. The last `n_layer_shared` keep nothing and use the cells of earlier ones.
     `n_head_kv` and `n_ff` are one number or one for each block, where 0 means that the block lacks that
     part. `head_dim` 0 means `n_embd / n_head`. `n_ff_expert` is the inner width of one expert,
     `n_ff_shared` that of the experts every token passes through, `n_latent` the width that experts work
     in when it is not `n_embd`. `n_ctx_train` is in tokens. `n_extra_layers` are the blocks for multi-token
     prediction in the file: one attention, one set of experts, and the matrix that feeds them. `is_tied`
-    means that the file has no output matrix of its own.
+    means that the file has no output matrix of its own. `n_embd_per_layer` is the width of embeddings that
+    each block adds of its own, and `pooling` is what a model that embeds or ranks does with its tokens.
     """
 
     architecture: str
@@ -155,6 +162,12 @@ class Dimensions:
     ssm_n_head: int = 0
     n_extra_layers: int = 0
     is_tied: bool = False
+    n_full: int = 0
+    n_swa: int = 0
+    head_dim_swa: int = 0
+    n_layer_shared: int = 0
+    n_embd_per_layer: int = 0
+    pooling: Pooling = ""
 
 
 def mamba_state_bytes(*, d_conv: int, d_inner: int, d_state: int, n_group: int) -> int:
@@ -168,22 +181,45 @@ def mamba_state_bytes(*, d_conv: int, d_inner: int, d_state: int, n_group: int) 
 
 def mlp_activations(architecture: str, *, n_embd: int, n_ff: int, n_embd_q: int) -> int:
     """Float32 elements of one token that a feed-forward block holds at once: gate, up and their product
-    (squared in place where there is no gate), the stream and its branch. Fitted to llama.cpp's buffers."""
-    return (1 if architecture in UNGATED else 3) * n_ff + 4 * n_embd + max(n_embd_q - n_embd, 0)
+    (squared in place where there is no gate), the stream and its branch. `n_embd_q` is the width of the
+    queries, of those with a window where there are such. Fitted to llama.cpp's buffers."""
+    n_inner = (1 if architecture in UNGATED else 3) * n_ff
+    if architecture in DELTA_NETS:
+        return n_inner + 3 * n_embd
+    return n_inner + 4 * n_embd + max(n_embd_q - n_embd, 0)
 
 
 def moe_activations(
-    architecture: str, *, n_embd: int, n_embd_expert: int, n_ff_used: int, n_expert_used: int
+    architecture: str,
+    *,
+    n_embd: int,
+    n_embd_expert: int,
+    n_ff_used: int,
+    n_expert_used: int,
+    n_embd_q: int,
 ) -> int:
     """The same of a mixture of experts, whose outputs are held apart until they are weighed and added.
     `n_ff_used` is the inner width of all experts that one token uses."""
-    n_inner = (1 if architecture in UNGATED else 3) * n_ff_used
-    return n_inner + n_expert_used * n_embd_expert + 5 * n_embd
+    if architecture == "gpt-oss":  # nothing is held beside their inner widths
+        return mlp_activations(architecture, n_embd=n_embd, n_ff=n_ff_used, n_embd_q=n_embd_q)
+    n = (1 if architecture in UNGATED else 3) * n_ff_used + n_expert_used * n_embd_expert
+    if architecture == "gemma4":
+        return n + 3 * n_embd + max(n_embd_q - n_embd, 0)
+    if architecture in UNGATED:
+        return n + 9 * n_embd // 2
+    return n + (4 if architecture in DELTA_NETS else 5) * n_embd
+
+
+def per_layer_activations(n_embd_per_layer: int, n_layer: int) -> int:
+    """What stays beside both where each block adds embeddings of its own."""
+    return 3 * n_embd_per_layer * n_layer // 2
 
 
 def mamba_activations(architecture: str, *, n_embd: int, d_inner: int, n_conv: int, n_head: int) -> int:
-    """The same of a recurrent block: its projection, three of the convolution's width, its output and the
-    stream. `n_conv` is that width. Twice as much for other designs than Mamba-2, which were not measured."""
+    """The same of a recurrent block: its projection, three of the convolution's width, and its output.
+    `n_conv` is that width. Twice as much for designs that were not measured."""
+    if architecture in DELTA_NETS:
+        return 3 * n_conv + d_inner + n_embd
     n = (d_inner + n_conv + n_head) + 3 * n_conv + d_inner + n_embd
     return n if architecture in UNGATED else 2 * n
 
@@ -199,13 +235,15 @@ def estimate(dimensions: Dimensions, *, file_bytes: int) -> ModelShape:
     kinds = layer_kinds(d)
     n_params = [_block_params(d, kind, il) for il, kind in enumerate(kinds)]
     n_extra_params = d.n_extra_layers * (
-        _attention_params(d, max(_per_layer(d.n_head_kv, len(kinds))))
+        _attention_params(d, max(_per_layer(d.n_head_kv, len(kinds))), _head_length(d))
         + _moe_params(d)
         + _expert_params(d)
         + 2 * d.n_embd * d.n_embd  # joins the stream with the embedding of the token before
     )
     n_embedding_params = d.n_vocab * d.n_embd
+    n_more_params = d.n_vocab * d.n_embd_per_layer * len(kinds)  # embeddings, which stay in RAM too
     n_params_all = sum(n_params) + n_extra_params + n_embedding_params * (1 if d.is_tied else 2)
+    n_params_all += n_more_params
     bytes_per_param = file_bytes / n_params_all
     embedding_bytes = round(n_embedding_params * bytes_per_param)
     return ModelShape(
@@ -217,7 +255,7 @@ def estimate(dimensions: Dimensions, *, file_bytes: int) -> ModelShape:
             _layer(d, kind, il, round(n * bytes_per_param), bytes_per_param)
             for il, (kind, n) in enumerate(zip(kinds, n_params, strict=True))
         ),
-        input_bytes=embedding_bytes,
+        input_bytes=embedding_bytes + round(n_more_params * bytes_per_param),
         output_bytes=embedding_bytes,
         is_tied=d.is_tied,
         n_extra_layers=d.n_extra_layers,
@@ -230,6 +268,8 @@ def estimate(dimensions: Dimensions, *, file_bytes: int) -> ModelShape:
         n_params=n_params_all,
         n_expert=d.n_expert,
         n_expert_used=d.n_expert_used,
+        pooling=d.pooling,
+        reads_whole=d.pooling in ("mean", "cls"),
     )
 
 
@@ -304,9 +344,21 @@ def layer_kinds(d: Dimensions) -> tuple[LayerKind, ...]:
         for il in range(d.layers)
     ]
     return tuple(
-        (LayerKind.ATTENTION if n_head_kv[il] else LayerKind.NONE) | feed_forward[il]
+        (
+            LayerKind.RECURRENT
+            if d.ssm_d_inner and not is_full(d, il)
+            else LayerKind.ATTENTION
+            if n_head_kv[il]
+            else LayerKind.NONE
+        )
+        | feed_forward[il]
         for il in range(d.layers)
     )
+
+
+def is_full(d: Dimensions, il: int) -> bool:
+    """Whether a block attends to all that came before."""
+    return not d.n_full or il % d.n_full == d.n_full - 1
 
 
 def _per_layer(value: int | Sequence[int], n_layer: int) -> Sequence[int]:
@@ -317,6 +369,10 @@ def _per_layer(value: int | Sequence[int], n_layer: int) -> Sequence[int]:
     return value
 
 
+def _n_layer(d: Dimensions) -> int:
+    return d.layers if isinstance(d.layers, int) else len(d.layers)
+
+
 def _head_length(d: Dimensions) -> int:
     return d.head_dim or d.n_embd // d.n_head
 
@@ -325,8 +381,13 @@ def _n_matrices(d: Dimensions) -> int:
     return 2 if d.architecture in UNGATED else 3
 
 
-def _attention_params(d: Dimensions, n_head_kv: int) -> int:
-    return d.n_embd * _head_length(d) * 2 * (d.n_head + n_head_kv)
+def _length(d: Dimensions, il: int) -> int:
+    return _head_length(d) if is_full(d, il) else d.head_dim_swa or _head_length(d)
+
+
+def _attention_params(d: Dimensions, n_head_kv: int, length: int) -> int:
+    n_gates = d.n_head if d.architecture in DELTA_NETS else 0
+    return d.n_embd * length * (2 * (d.n_head + n_head_kv) + n_gates)
 
 
 def _expert_params(d: Dimensions) -> int:
@@ -348,14 +409,16 @@ def _mamba_width(d: Dimensions) -> int:
 def _block_params(d: Dimensions, kind: LayerKind, il: int) -> int:
     n = 0
     if LayerKind.ATTENTION in kind:
-        n += _attention_params(d, _at(d.n_head_kv, il))
+        n += _attention_params(d, _at(d.n_head_kv, il), _length(d, il))
     if LayerKind.MLP in kind:
         n += d.n_embd * _at(d.n_ff, il) * _n_matrices(d)
     if LayerKind.MOE in kind:
         n += _moe_params(d) + _expert_params(d)
     if LayerKind.RECURRENT in kind:
-        n += d.n_embd * (_mamba_width(d) + d.ssm_d_inner)
-    return n
+        n += d.n_embd * (
+            _mamba_width(d) + d.ssm_d_inner + (d.ssm_n_head if d.architecture in DELTA_NETS else 0)
+        )
+    return n + 3 * d.n_embd * d.n_embd_per_layer
 
 
 def _at(value: int | Sequence[int], il: int) -> int:
@@ -364,18 +427,19 @@ def _at(value: int | Sequence[int], il: int) -> int:
 
 def _activations(d: Dimensions) -> int:
     n_ff = d.n_ff if isinstance(d.n_ff, int) else max(d.n_ff)
-    n_embd_q = d.n_head * _head_length(d)
-    dense = mlp_activations(d.architecture, n_embd=d.n_embd, n_ff=n_ff, n_embd_q=n_embd_q)
-    if not d.n_expert:
-        return dense
-    sparse = moe_activations(
-        d.architecture,
-        n_embd=d.n_embd,
-        n_embd_expert=d.n_latent or d.n_embd,
-        n_ff_used=d.n_expert_used * d.n_ff_expert,
-        n_expert_used=d.n_expert_used,
-    )
-    return max(dense, sparse)
+    n_embd_q = d.n_head * (d.head_dim_swa or _head_length(d))
+    most = mlp_activations(d.architecture, n_embd=d.n_embd, n_ff=n_ff, n_embd_q=n_embd_q)
+    if d.n_expert:
+        sparse = moe_activations(
+            d.architecture,
+            n_embd=d.n_embd,
+            n_embd_expert=d.n_latent or d.n_embd,
+            n_ff_used=d.n_expert_used * d.n_ff_expert,
+            n_expert_used=d.n_expert_used,
+            n_embd_q=n_embd_q,
+        )
+        most = max(most, sparse)
+    return most + per_layer_activations(d.n_embd_per_layer, _n_layer(d))
 
 
 def _recurrent_activations(d: Dimensions) -> int:
@@ -388,17 +452,19 @@ def _recurrent_activations(d: Dimensions) -> int:
 
 
 def _layer(d: Dimensions, kind: LayerKind, il: int, weights_bytes: int, bytes_per_param: float) -> LayerShape:
-    n_row = _head_length(d) * _at(d.n_head_kv, il) if LayerKind.ATTENTION in kind else 0
+    is_own = LayerKind.ATTENTION in kind and il < _n_layer(d) - d.n_layer_shared
+    n_row = _length(d, il) * _at(d.n_head_kv, il) if is_own else 0
     state_bytes = 0
     if LayerKind.RECURRENT in kind:
         state_bytes = mamba_state_bytes(
             d_conv=d.ssm_d_conv, d_inner=d.ssm_d_inner, d_state=d.ssm_d_state, n_group=d.ssm_n_group
         )
     return LayerShape(
-        kind=kind,
+        kind=kind if n_row else kind & ~LayerKind.ATTENTION,
         weights_bytes=weights_bytes,
         n_embd_k_gqa=n_row,
         n_embd_v_gqa=n_row,
         state_bytes=state_bytes,
         expert_bytes=round(_expert_params(d) * bytes_per_param) if LayerKind.MOE in kind else 0,
+        n_swa=0 if is_full(d, il) or not n_row else d.n_swa,
     )

@@ -80,7 +80,7 @@ def test_every_model_agrees_with_itself(model: catalog.CatalogModel) -> None:
         assert shape.n_params == pytest.approx(model.n_params, rel=0.005)
         assert shape.repeating_bytes + shape.output_bytes <= row.bytes + shape.n_layer  # rounding
         assert shape.is_assumed == (model.dimensions is None)
-        assert bool(shape.pooling) == bool({"embedding", "rerank"} & set(model.tags)) or model.dimensions
+        assert bool(shape.pooling) == bool({"embedding", "rerank"} & set(model.tags))
         assert all(is_plain_path(name) for name in row.names)
         assert all(quant_of(name) == row.quant for name in row.names)
         bits = 8 * row.bytes / model.n_params
