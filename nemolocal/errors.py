@@ -141,6 +141,28 @@ class EngineError(NemoLocalError):
         self.is_out_of_memory = is_out_of_memory
 
 
+class OutOfMemoryError(EngineError):
+    """Loading failed because one allocation did: `wanted_bytes` were asked of a device, a GPU's UUID or ""
+    for the RAM, where llama.cpp held `held_bytes` for this model already and `free_bytes` were free (None
+    where that was not told)."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        device: str,
+        wanted_bytes: int,
+        free_bytes: int | None,
+        held_bytes: int,
+        hint: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint, is_out_of_memory=True)
+        self.device = device
+        self.wanted_bytes = wanted_bytes
+        self.free_bytes = free_bytes
+        self.held_bytes = held_bytes
+
+
 class EngineDiedError(EngineError):
     """The engine's process ended while requests were running; it is started again on the next one."""
 

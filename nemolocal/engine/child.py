@@ -11,8 +11,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Protocol, TypeVar
 
-from nemolocal.engine.messages import LoadFailed, LoadProgress, ModelInfo, Ready
-from nemolocal.errors import EngineError
+from nemolocal.engine.messages import LoadFailed, LoadProgress, ModelInfo, Ready, Shortage
+from nemolocal.errors import EngineError, OutOfMemoryError
 
 PROGRESS_EVERY_S = 0.1
 
@@ -48,6 +48,10 @@ def serve(
         connection.send([Ready(model.info())])
     except (BrokenPipeError, ConnectionResetError):
         return  # the parent is gone; there is nobody to tell
+    except OutOfMemoryError as error:
+        shortage = Shortage(error.device, error.wanted_bytes, error.free_bytes, error.held_bytes)
+        connection.send([LoadFailed(error.message, error.hint, shortage)])
+        return
     except EngineError as error:
         connection.send([LoadFailed(error.message, error.hint)])
         return

@@ -14,6 +14,7 @@ import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -50,6 +51,7 @@ from nemolocal.errors import (
     InputLengthError,
     InvalidRequestError,
     NemoLocalError,
+    OutOfMemoryError,
 )
 from nemolocal.types import Delta, Finish, GenerationParams, Prompt, Started, StreamItem
 
@@ -326,6 +328,8 @@ class EngineClient:
         )
 
     def _load_failure(self, event: LoadFailed) -> EngineError:
+        if event.shortage:
+            return OutOfMemoryError(event.message, hint=event.hint, **asdict(event.shortage))
         lines = [event.message, *_last_lines(self._log_path)]
         return EngineError(event.message, hint=event.hint, is_out_of_memory=_speaks_of_memory(lines))
 

@@ -61,11 +61,45 @@ class LoadSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What llama.cpp has allocated for a model on one device, a GPU's UUID or "" for the RAM, in bytes as
+    exact as its log, which rounds to 0.01 MiB. `output_bytes` are the rows that it hands out, and
+    `beside_bytes` the draft model and the adapters. Weights of which some `is_mapped` are counted from the
+    first to the last that are there, in pages that come and go."""
+
+    device: str
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    state_bytes: int = 0
+    compute_bytes: int = 0
+    output_bytes: int = 0
+    beside_bytes: int = 0
+    is_mapped: bool = False
+
+    @property
+    def total_bytes(self) -> int:
+        cache_bytes = self.kv_bytes + self.state_bytes
+        buffer_bytes = self.compute_bytes + self.output_bytes
+        return self.weights_bytes + cache_bytes + buffer_bytes + self.beside_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """An allocation that failed: `wanted_bytes` were asked of a device, where llama.cpp held `held_bytes` for
+    this model already and `free_bytes` were free (None where that was not told)."""
+
+    device: str
+    wanted_bytes: int
+    free_bytes: int | None
+    held_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What llama.cpp says of the loaded model.
 
-    `control_tokens` are the texts of the vocabulary's control tokens, longest first. `buffers` holds
-    (device, what, bytes) as allocated. `chat_template` is "" when the file has none. `n_embd` is
+    `control_tokens` are the texts of the vocabulary's control tokens, longest first. `held` is what was
+    allocated on each device. `chat_template` is "" when the file has none. `n_embd` is
     the length of the vectors that an embedding model gives.
     """
 
@@ -83,7 +117,7 @@ class ModelInfo:
     chat_template: str
     library: str
     system_info: str
-    buffers: tuple[tuple[str, str, int], ...] = ()
+    held: tuple[Held, ...] = ()
     n_embd: int = 0
 
 
@@ -150,10 +184,12 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """The model could not be loaded; the process exits after this."""
+    """The model could not be loaded; the process exits after this. `shortage` is what there was too little
+    of, where it was that and is known."""
 
     message: str
     hint: str = ""
+    shortage: Shortage | None = None
 
 
 @dataclass(frozen=True, slots=True)

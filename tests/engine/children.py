@@ -20,6 +20,7 @@ from nemolocal.engine.messages import (
     LoadSpec,
     ModelInfo,
     Ready,
+    Shortage,
     Submit,
 )
 from nemolocal.types import Timings, Usage
@@ -81,6 +82,10 @@ def runs_out_of_memory_in_load(connection: Connection, spec: LoadSpec, log_path:
     child.redirect_stderr(log_path)
     os.write(2, b"cudaMalloc failed: out of memory\n")
     connection.send([LoadFailed("llama.cpp could not make a context.", "Use a smaller --ctx.")])
+
+
+def lacks_memory_for_its_cache(connection: Connection, spec: LoadSpec, log_path: str) -> None:
+    connection.send([LoadFailed("No context.", "Use less.", Shortage("GPU-1", 800, 700, 1024))])
 
 
 def runs_out_of_memory_at_the_first_request(connection: Connection, spec: LoadSpec, log_path: str) -> None:

@@ -64,9 +64,9 @@ async def test_what_the_model_says_of_itself(engine: EngineClient) -> None:
     assert (info.bos, info.eos, info.adds_bos) == ("<|im_start|>", "<|im_end|>", False)
     assert {"<|im_start|>", "<|im_end|>"} <= set(info.control_tokens)
     assert "add_generation_prompt" in info.chat_template
-    sizes = {what: n_bytes for _, what, n_bytes in info.buffers}
-    assert sizes["KV"] == 188_743_680
-    assert sizes["output"] < 4 * 49152 * 5  # rows of logits for the slots, not for every prompt token
+    [held] = info.held
+    assert (held.device, held.kv_bytes, held.is_mapped) == ("", 188_743_680, True)
+    assert held.output_bytes < 4 * 49152 * 5  # rows of logits for the slots, not for every prompt token
 
 
 async def test_greedy_answer(engine: EngineClient) -> None:

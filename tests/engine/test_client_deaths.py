@@ -12,7 +12,7 @@ import pytest
 from nemolocal.engine import child, client, worker
 from nemolocal.engine.client import EngineClient
 from nemolocal.engine.messages import LoadSpec, Ready
-from nemolocal.errors import EngineDiedError, EngineError
+from nemolocal.errors import EngineDiedError, EngineError, OutOfMemoryError
 from nemolocal.types import GenerationParams, Segment
 from tests.engine import children
 
@@ -162,6 +162,12 @@ async def test_want_of_memory_is_told_from_other_faults(
     with pytest.raises(EngineError, match="could not make a context") as caught:
         await asyncio.wait_for(EngineClient.start(SPEC, tmp_path / "log"), 30)
     assert caught.value.is_out_of_memory
+    monkeypatch.setattr(worker, "main", children.lacks_memory_for_its_cache)
+    with pytest.raises(OutOfMemoryError, match="No context") as lacking:
+        await asyncio.wait_for(EngineClient.start(SPEC, tmp_path / "log"), 30)
+    error = lacking.value
+    assert (error.device, error.wanted_bytes, error.free_bytes, error.held_bytes) == ("GPU-1", 800, 700, 1024)
+    assert (error.is_out_of_memory, error.hint) == (True, "Use less.")
     monkeypatch.setattr(worker, "main", children.runs_out_of_memory_at_the_first_request)
     engine = await EngineClient.start(SPEC, tmp_path / "log")
     with pytest.raises(EngineDiedError, match="llama_decode failed"):

@@ -37,7 +37,8 @@ class LlamaBackend:
         self, spec: LoadSpec, on_progress: Callable[[float], None], *, log: Log | None = None
     ) -> None:
         self._library = library = load_library(spec)
-        self.log = log or Log(library)
+        self.log = log or Log(library, spec.visible_devices)
+        self._number = self.log.allocated.begin()
         self._owns_log = log is None
         self._spec = spec
         self._model = load_model(library, spec, self.log, on_progress)
@@ -110,7 +111,8 @@ class LlamaBackend:
     # What the parent is told ---------------------------------------------------------------------
 
     def info(self) -> ModelInfo:
-        return describe(self._library, self._model, self.vocab, n_ctx=self.n_ctx, buffers=self.log.buffers)
+        held = self.log.allocated.held(self._number)
+        return describe(self._library, self._model, self.vocab, n_ctx=self.n_ctx, held=held)
 
     # Inside --------------------------------------------------------------------------------------
 
@@ -136,7 +138,7 @@ class LlamaBackend:
         for path, _ in spec.adapters:
             pointer = self._library.llama_adapter_lora_init(self._model, os.fsencode(path))
             if not pointer:
-                raise EngineError(
+                raise self.log.failure(
                     f"The LoRA adapter {path} could not be loaded: {self.log.last}",
                     hint="It must be a GGUF adapter made for this model.",
                 )
@@ -170,8 +172,20 @@ class LlamaBackend:
         library.llama_decode(self._context, library.llama_batch_get_one(tokens, 1))
         library.llama_synchronize(self._context)
         library.llama_set_warmup(self._context, False)
+        if self._spec.n_gpu_layers > library.llama_model_n_layer(self._model) and not self._spec.host_experts:
+            self._read_the_longest_part()
         self.memory.clear()
         _ = self.vocab.ends  # found by going through the whole vocabulary
+
+    def _read_the_longest_part(self) -> None:
+        """On GPUs as many tokens as are ever computed at once, which takes a moment: what CUDA needs beside
+        llama.cpp's own buffers is then taken, so that it can be measured, and a lack of it shows now."""
+        library = self._library
+        n = min(int(library.llama_n_ubatch(self._context)), self.n_batch, self.n_ctx)
+        tokens = (library.llama_token * n)(*[self.vocab.first_token] * n)
+        self.memory.clear()
+        library.llama_decode(self._context, library.llama_batch_get_one(tokens, n))
+        library.llama_synchronize(self._context)
 
 
 Wanted = tuple[LlamaSampler, range, list[int]]

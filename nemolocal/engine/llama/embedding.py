@@ -32,7 +32,8 @@ class LlamaEmbedder:
 
     def __init__(self, spec: LoadSpec, on_progress: Callable[[float], None]) -> None:
         self._library = library = load_library(spec)
-        self._log = Log(library)
+        self._log = Log(library, spec.visible_devices)
+        self._number = self._log.allocated.begin()
         self._model = load_model(library, spec, self._log, on_progress)
         self._vocab = LlamaVocab(library, self._model)
         self.can_rank = spec.pooling == "rank"
@@ -98,7 +99,7 @@ class LlamaEmbedder:
             self._model,
             self._vocab,
             n_ctx=self.n_ctx,
-            buffers=self._log.buffers,
+            held=self._log.allocated.held(self._number),
             n_embd=0 if self.can_rank else self._n_values,
         )
         return replace(info, chat_template="")  # nobody chats with it

@@ -1,4 +1,4 @@
-"""The library itself: devices, the listener to its log, and the model file as loaded into memory."""
+"""The library itself: devices, its log, and the model file as loaded into memory."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import ctypes
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from nemolocal.engine.llama import overrides
+from nemolocal.engine.llama import ggml, overrides
+from nemolocal.engine.llama.allocated import Allocated
 from nemolocal.engine.llama.vocab import LlamaVocab
-from nemolocal.engine.messages import LoadSpec, ModelInfo
-from nemolocal.errors import EngineError
+from nemolocal.engine.messages import Held, LoadSpec, ModelInfo
+from nemolocal.errors import EngineError, OutOfMemoryError
 
-BUFFER_LINE = re.compile(r"(\S+)\s+(model|KV|RS|output|compute)\s+buffer size\s+=\s+([\d.]+) MiB")
 LEVEL_ERROR = 4  # GGML_LOG_LEVEL_ERROR
 # What llama.cpp says after it has told the reason.
 CONSEQUENCE = re.compile(r"failed to (load model|initialize batch|decode)\b")
@@ -60,7 +61,7 @@ def load_model(library: Any, spec: LoadSpec, log: Log, on_progress: Callable[[fl
     params.progress_callback = progress
     model = library.llama_model_load_from_file(os.fsencode(spec.path), params)
     if not model:
-        raise EngineError(f"llama.cpp could not load {spec.path}: {log.last}")
+        raise log.failure(f"llama.cpp could not load {spec.path}: {log.last}")
     return model
 
 
@@ -70,7 +71,7 @@ def open_context(library: Any, model: Any, params: Any, *, n_ctx: int, log: Log)
     params.no_perf = True
     context = library.llama_init_from_model(model, params)
     if not context:
-        raise EngineError(
+        raise log.failure(
             f"llama.cpp could not make a context of {n_ctx} tokens: {log.last}", hint="Try a smaller --ctx."
         )
     return context
@@ -89,7 +90,7 @@ def describe(
     vocab: LlamaVocab,
     *,
     n_ctx: int,
-    buffers: Iterable[tuple[str, str, int]],
+    held: Sequence[Held],
     n_embd: int = 0,
 ) -> ModelInfo:
     """What llama.cpp says of a loaded model, and what its user says of the context."""
@@ -109,26 +110,24 @@ def describe(
         chat_template=template.decode("utf-8", "replace"),
         library=f"llama.cpp {library.llama_version().decode()}",
         system_info=library.llama_print_system_info().decode(),
-        buffers=tuple(buffers),
+        held=tuple(held),
         n_embd=n_embd,
     )
 
 
 class Log:
-    """Listens to llama.cpp: the last line of trouble, and the sizes of the buffers as allocated."""
+    """Listens to llama.cpp: the last line of trouble, and what was allocated. `gpus` are the UUIDs of those
+    that it sees, in its order."""
 
-    def __init__(self, library: Any) -> None:
+    def __init__(self, library: Any, gpus: Sequence[str] = ()) -> None:
         self._library = library
         self._trouble: deque[str] = deque(maxlen=1)
-        self.buffers: list[tuple[str, str, int]] = []
+        self.allocated = Allocated(gpus, lambda device: ggml.free_bytes(library, device))
 
         def listen(level: int, text: bytes, _: Any) -> None:
             line = text.decode("utf-8", "replace").strip()
-            found = BUFFER_LINE.search(line)
-            if found:
-                device, what, mib = found.groups()
-                self.buffers.append((device, what, int(float(mib) * 1024 * 1024)))
-            elif level == LEVEL_ERROR and line and not CONSEQUENCE.search(line):
+            self.allocated.hear(line)
+            if level == LEVEL_ERROR and line and not CONSEQUENCE.search(line):
                 self._trouble.append(line.splitlines()[0])
 
         self._callback = library.llama_log_callback(listen)
@@ -137,6 +136,13 @@ class Log:
     def close(self) -> None:
         """Stop listening; llama.cpp must not call what is gone."""
         self._library.llama_log_set(self._library.llama_log_callback(0), None)
+
+    def failure(self, message: str, *, hint: str = "") -> EngineError:
+        """The error for what did not go well: one of memory where an allocation has failed."""
+        shortage = self.allocated.shortage
+        if shortage is None:
+            return EngineError(message, hint=hint)
+        return OutOfMemoryError(message, hint=hint, **asdict(shortage))
 
     @property
     def last(self) -> str:

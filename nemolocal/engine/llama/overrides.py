@@ -6,6 +6,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+from nemolocal.engine.llama import ggml
+
 EXPERTS = r"^blk\.({})\.ffn_(up|down|gate_up|gate)_(ch|)exps\."
 """The matrices of a block's experts, but not its router and what every token passes (common/fit.cpp)."""
 
@@ -24,10 +26,5 @@ def experts_in_ram(library: Any, blocks: Sequence[int]) -> Any:
 
 
 def _ram(library: Any) -> int:
-    """ggml's type of plain memory, of the very copy of ggml that llama.cpp uses: it compares pointers."""
-    try:
-        of_ggml = library._lib.ggml_backend_cpu_buffer_type
-    except AttributeError:  # Windows does not look into the libraries that a library has loaded
-        of_ggml = ctypes.CDLL("ggml-base.dll").ggml_backend_cpu_buffer_type
-    of_ggml.restype = ctypes.c_void_p
-    return int(of_ggml())
+    """ggml's type of plain memory; llama.cpp compares pointers."""
+    return int(ggml.function(library, "ggml_backend_cpu_buffer_type", ctypes.c_void_p)())
