@@ -11,7 +11,7 @@ from typing import Literal, cast
 from nemolocal.config import Config
 from nemolocal.errors import DoesNotFitError, UsageError
 from nemolocal.hardware import Hardware
-from nemolocal.models import adapters, catalog, offers, placement, reference, sizing, store
+from nemolocal.models import adapters, catalog, memory, offers, placement, reference, sizing, store
 from nemolocal.models.choice import Aim, Candidate
 from nemolocal.models.learned import Learned
 from nemolocal.models.memory import KvType
@@ -65,19 +65,34 @@ def decide(
 
     Raises what sizing.plan raises, and ModelNotFoundError for a draft model that is not on this machine.
     """
-    found = sizing.plan(name, files, hardware, wished, learned)
-    draft, shape = draft_model(config), found.candidate.shape
+    draft, beside = draft_model(config), 0
+    while True:  # a shorter context for the model is one for its draft model too
+        try:
+            found = sizing.plan(name, files, hardware, replace(wished, beside_bytes=beside), learned)
+        except DoesNotFitError as error:
+            if beside:
+                error.hint = "It would fit without --draft and --lora."
+            raise
+        needed = _beside_bytes(found, draft, config)
+        if needed <= beside or not found.placement.gpus:  # in RAM they are mapped; the margin is for them
+            break
+        beside = needed
+    if draft and not found.candidate.shape.pooling and not can_guess(found.candidate.shape):
+        why = f"{draft.id} does not guess for this model, which cannot take a guess back."
+        return replace(found, reasons=(*found.reasons, why))
+    return found
+
+
+def _beside_bytes(plan: sizing.Plan, draft: LocalModel | None, config: Config) -> int:
+    """What the adapters and the draft model take on a GPU beside the model, in the process that it has."""
+    shape = plan.candidate.shape
     if shape.pooling:
-        return found
-    beside = sum(adapters.parse(text).size_bytes for text in config.settings.lora)
-    reasons = found.reasons
-    if draft and not can_guess(shape):
-        reasons = (*reasons, f"{draft.id} does not guess for this model, which cannot take a guess back.")
-    elif draft:
-        beside += placement.needed_bytes(placement.Job(draft.info.shape, found.load))
-    if not beside or not found.placement.gpus:
-        return replace(found, reasons=reasons)  # in RAM they are mapped, and the margin there is for them
-    return sizing.plan(name, files, hardware, replace(wished, beside_bytes=beside), learned)
+        return 0
+    n_bytes = sum(adapters.parse(text).size_bytes for text in config.settings.lora)
+    if draft and can_guess(shape):
+        own = placement.needed_bytes(placement.Job(draft.info.shape, plan.load))
+        n_bytes += own - memory.CUDA_CONTEXT_BYTES
+    return n_bytes
 
 
 def can_guess(shape: ModelShape) -> bool:

@@ -16,6 +16,7 @@ from nemolocal.models.wish import N_SLOTS_MOST
 N_UBATCH_FAST: Final = (2048, 4096)
 """Tokens that a GPU reads at a time where there is plenty of room: up to a quarter faster than 512 where
 several prompts wait."""
+N_UBATCH_COPIED: Final = (2048, 1024)
 SHARE_SPENT: Final = 0.125
 """Of what is left over, the most that goes into speed alone: another model may want the rest."""
 GAIN_OF_TENSOR_SPLIT: Final = 1.2
@@ -31,22 +32,30 @@ def spend(search: Search, found: Found) -> Found:
     if not place.gpus:
         return found
     if not place.is_whole and search.wish.n_gpu_layers < 0:
-        return _longer(search, found)
+        return _beside_the_ram(search, found)
     return _faster(search, _cut_over_cards(search, _with_more_slots(search, found)))
 
 
-def _longer(search: Search, found: Found) -> Found:
-    """Where not all is on GPUs: the longest context that sends nothing more to the RAM."""
-    candidate, load, place = found
+def _beside_the_ram(search: Search, found: Found) -> Found:
+    """Where not all is on GPUs: the longest context that sends nothing more to the RAM, then prompts read in
+    larger batches, since for each batch what lies in RAM is copied to a GPU."""
+    candidate, load, _ = found
     for n_ctx in search.contexts(candidate):
-        if n_ctx <= load.n_ctx:
+        if n_ctx > load.n_ctx and (longer := _as_well_off(search, found, replace(load, n_ctx=n_ctx))):
+            found = longer
             break
-        more = replace(load, n_ctx=n_ctx)
-        other = placement.most_on_gpus(search.job(candidate, more), search.gpus)
-        is_as_good = other.n_gpu_layers == place.n_gpu_layers and other.host_experts == place.host_experts
-        if is_as_good and other.ram_bytes <= search.ram_bytes:
-            return candidate, more, other
+    for n_ubatch in () if search.wish.n_ubatch or candidate.shape.pooling else N_UBATCH_COPIED:
+        if larger := _as_well_off(search, found, replace(found[1], n_ubatch=n_ubatch)):
+            return larger
     return found
+
+
+def _as_well_off(search: Search, found: Found, load: Load) -> Found | None:
+    """The same file with another load, where that sends nothing more to the RAM."""
+    candidate, _, place = found
+    other = placement.most_on_gpus(search.job(candidate, load), search.gpus)
+    is_as_good = other.n_gpu_layers == place.n_gpu_layers and other.host_experts == place.host_experts
+    return (candidate, load, other) if is_as_good and other.ram_bytes <= search.ram_bytes else None
 
 
 def _cut_over_cards(search: Search, found: Found) -> Found:

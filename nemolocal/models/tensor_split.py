@@ -24,19 +24,32 @@ _N_NORMS: Final = 2  # of a block's, each of the stream's width in f32
 def n_heads_together(shape: ModelShape, layer: LayerShape) -> int:
     """Heads of the cache that stay on one card together, since the rows of the matrix that belong to them are
     whole blocks of the quantization only so."""
-    n_head_kv = layer.n_embd_k_gqa // max(shape.head_length, 1)
+    n_head_kv = _n_heads(shape, layer)
     if not n_head_kv:
         return 1
     n_rows = max(shape.n_head_max // n_head_kv, 1) * shape.head_length
     return math.lcm(n_rows, _QUANT_BLOCK) // n_rows
 
 
+def is_possible(shape: ModelShape, n_gpus: int) -> bool:
+    """Whether each of so many cards gets some heads of every block that has any."""
+    return all(
+        _n_heads(shape, layer) >= n_gpus * n_heads_together(shape, layer)
+        for layer in shape.layers
+        if layer.n_embd_k_gqa
+    )
+
+
 def is_even(shape: ModelShape, n_gpus: int) -> bool:
     """Whether the heads of every block can be cut evenly over so many cards."""
     return all(
-        layer.n_embd_k_gqa // max(shape.head_length, 1) % (n_gpus * n_heads_together(shape, layer)) == 0
-        for layer in shape.layers
+        _n_heads(shape, layer) % (n_gpus * n_heads_together(shape, layer)) == 0 for layer in shape.layers
     )
+
+
+def _n_heads(shape: ModelShape, layer: LayerShape) -> int:
+    """Heads of a block's cache."""
+    return layer.n_embd_k_gqa // max(shape.head_length, 1)
 
 
 def across(job: Job, gpus: Sequence[Gpu]) -> Placement | None:
@@ -94,7 +107,7 @@ def _kv_parts(job: Job, parts: Sequence[float]) -> list[float]:
     layers = [layer for layer in shape.layers if layer.n_embd_k_gqa]
     for il, layer in enumerate(layers):
         turned = [(j + il) % n for j in range(n)]
-        n_heads, step = layer.n_embd_k_gqa // max(shape.head_length, 1), n_heads_together(shape, layer)
+        n_heads, step = _n_heads(shape, layer), n_heads_together(shape, layer)
         ends = [int(n_heads * end + 1e-6) for end in accumulate(parts[j] for j in turned)]
         ends = [end - end % step for end in ends[:-1]] + [n_heads]
         for j, begin, end in zip(turned, [0, *ends], ends, strict=False):

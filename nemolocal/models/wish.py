@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from nemolocal.errors import ModelNotFoundError, UsageError
 from nemolocal.hardware import Gpu, Hardware
-from nemolocal.models import architectures
+from nemolocal.models import architectures, tensor_split
 from nemolocal.models.choice import Aim, Candidate
 from nemolocal.models.memory import KV_BLOCK, KvLayout, KvType
 from nemolocal.models.shape import ModelShape
@@ -127,6 +127,11 @@ def _check_tensor_split(wish: Wish, shape: ModelShape, gpus: Sequence[Gpu]) -> N
         raise UsageError(
             f"llama.cpp cannot split the tensors of the architecture '{shape.architecture}'.",
             hint="Use --split layer.",
+        )
+    if not tensor_split.is_possible(shape, len(gpus)):
+        raise UsageError(
+            f"The heads of this model's cache cannot be cut over {len(gpus)} GPUs.",
+            hint="Use --split layer, or name fewer GPUs with --gpu.",
         )
     if wish.kv_type not in ("", "f16"):
         raise UsageError("A tensor split needs the cache in f16.", hint="Use --kv f16 or --split layer.")

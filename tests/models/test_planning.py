@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nemolocal import config
 from nemolocal.errors import DoesNotFitError, ModelFileError, ModelNotFoundError, OfflineError, UsageError
-from nemolocal.models import planning, reference
+from nemolocal.models import gguf, memory, placement, planning, reference
 from tests import synthetic, synthetic_embedders
 from tests.profiles import machine
 
@@ -77,6 +78,36 @@ def test_a_draft_model_has_its_room_beside_the_model(tiny: Path, tmp_path: Path)
     assert plan.reasons[-1] == "small does not guess for this model, which cannot take a guess back."
     with pytest.raises(ModelFileError):
         planning.plan(str(tiny), config.load({"draft": str(tmp_path / "none.gguf")}), DESKTOP)
+
+
+def test_the_room_for_a_draft_model_is_what_it_takes_with_the_planned_context(
+    tiny: Path, tmp_path: Path
+) -> None:
+    """In the model's own process, so that what CUDA takes there is not counted twice."""
+    small = synthetic.write_tiny(tmp_path / "small.gguf")
+    both = planning.plan(str(tiny), config.load({"draft": str(small)}), DESKTOP)
+    needed = placement.needed_bytes(placement.Job(gguf.read(small).shape, both.load))
+    assert both.kept_bytes == (1 << 30) + needed - memory.CUDA_CONTEXT_BYTES
+
+
+def test_what_does_not_fit_beside_a_draft_model_is_told_so(tiny: Path, tmp_path: Path) -> None:
+    small = synthetic.write_tiny(tmp_path / "small.gguf")
+    flags = {"ctx": 512, "slots": 1, "gpu_layers": 99}
+
+    def try_plan(free_bytes: int, **more: str) -> DoesNotFitError | None:
+        hardware = machine(("NVIDIA GeForce RTX 4090", 24))
+        card = replace(hardware.gpus[0], free_bytes=free_bytes)
+        try:
+            planning.plan(str(tiny), config.load({**flags, **more}), replace(hardware, gpus=(card,)))
+        except DoesNotFitError as error:
+            return error
+        return None
+
+    enough = next(free for free in range(1 << 30, 2 << 30, 1 << 20) if not try_plan(free))
+    error = try_plan(enough, draft=str(small))
+    assert error is not None
+    assert error.hint == "It would fit without --draft and --lora."
+    assert try_plan(enough + (1 << 30), draft=str(small)) is None
 
 
 def test_a_model_that_writes_no_text_cannot_guess(tiny: Path, tmp_path: Path) -> None:

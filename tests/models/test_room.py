@@ -13,7 +13,7 @@ from nemolocal.models import room, sizing
 from nemolocal.models.choice import Candidate
 from nemolocal.models.room import PlanOn, Room, Tenant
 from nemolocal.models.sizing import Plan, Wish
-from tests.models.test_sizing import GIB, OLD_3090, RTX_3060, RTX_4090, SECOND_4090, even, gpu, machine
+from tests.models.plan_cases import GIB, OLD_3090, RTX_3060, RTX_4090, SECOND_4090, even, gpu, machine
 
 N_CTX = 8192  # 1 GiB of cache for the models of `even`
 

@@ -1,0 +1,89 @@
+"""A plan says what gave way and what that costs, and a refusal what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from nemolocal.errors import DoesNotFitError
+from nemolocal.hardware import Hardware, Holder
+from nemolocal.models.memory import MIB
+from nemolocal.models.sizing import GIB, Candidate, Wish, plan
+from tests.models.plan_cases import LADDER, RTX_4090, check, even, gpu, machine, of_catalog
+
+
+def refused(files: Sequence[Candidate], hardware: Hardware, wish: Wish | None = None) -> str:
+    with pytest.raises(DoesNotFitError) as caught:
+        plan("demo", files, hardware, wish)
+    return caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("wish", "offered", "kept"),
+    [
+        (Wish(quant="Q8_0"), "Q4_K_M would fit.", Wish(quant="Q4_K_M")),
+        (Wish(n_ctx=65_536, n_gpu_layers=33), "--ctx 32768 would fit.", Wish(n_ctx=32_768, n_gpu_layers=33)),
+        (Wish(n_gpu_layers=33, gpus=("0",), n_ctx=8192, quant="Q6_K"), "--gpu-layers", Wish(n_ctx=8192)),
+        (Wish(margin_bytes=6 * GIB, n_gpu_layers=33, quant="Q3_K_M"), "--gpu-layers", Wish(quant="Q3_K_M")),
+    ],
+)
+def test_what_is_offered_does_fit(wish: Wish, offered: str, kept: Wish) -> None:
+    hardware = machine(gpu(0, "NVIDIA GeForce RTX 4060", 8, 7.6), ram_gib=7)
+    if wish.quant == "Q8_0":
+        hardware = machine(gpu(0, "NVIDIA GeForce RTX 4060", 8, 5), ram_gib=3)
+    assert offered in refused(LADDER, hardware, wish)
+    check(plan("demo", LADDER, hardware, kept), hardware)
+
+
+def test_a_smaller_margin_is_offered_where_nothing_else_helps() -> None:
+    hardware = machine(gpu(0, "NVIDIA GeForce RTX 4060", 8, 5), ram_gib=1)
+    assert "--margin-mib 256" in refused(LADDER, hardware)
+    assert plan("demo", LADDER, hardware, Wish(margin_bytes=256 * MIB)).placement.gpus
+    assert "smaller model" in refused(LADDER, machine(gpu(0, "NVIDIA GeForce RTX 4060", 8, 2), ram_gib=2))
+
+
+def test_a_program_that_must_end_is_named_by_what_it_holds_on_all_cards() -> None:
+    holders = (Holder(7, "desktop", 600 * MIB), Holder(4711, "blender", 4 * GIB))
+    busy = [gpu(i, "NVIDIA GeForce RTX 4060", 8, 3, holders=holders) for i in range(2)]
+    hint = refused([even("Q4_K_M", 9)], machine(*busy, ram_gib=2))
+    assert hint == "It would fit if blender (process 4711) ended, which holds 8.0 GiB of GPU memory."
+    told = plan("demo", LADDER, machine(*busy)).reasons[-1]
+    assert told.startswith("blender (process 4711) holds 8.0 GiB of GPU memory; without it, ")
+
+
+def test_a_program_that_changes_nothing_is_not_told_of() -> None:
+    full = gpu(0, "NVIDIA GeForce RTX 4090", 24, 23.4, holders=(Holder(7, "desktop", 600 * MIB),))
+    assert not any("desktop" in reason for reason in plan("demo", [LADDER[3]], machine(full)).reasons)
+
+
+def test_what_lies_in_ram_is_told_by_what_it_costs() -> None:
+    made = plan("demo", [even("Q4_K_M", 30)], machine(RTX_4090, ram_gib=40))
+    assert not made.placement.is_whole
+    assert "% of the speed of such a card that held all of it" in made.reasons[1]
+    percent = int(made.reasons[1].split("at ")[1].split("%")[0])
+    assert 5 < percent < 60
+
+
+def test_where_experts_lie_in_ram_prompts_are_read_in_larger_batches_if_that_costs_no_layer() -> None:
+    made = plan("m", of_catalog("nemotron-3-nano-30b-a3b"), machine(gpu(0, "RTX 4070 Ti SUPER", 16, 15.5)))
+    assert made.placement.host_experts
+    others = [
+        plan(
+            "m", of_catalog("nemotron-3-nano-30b-a3b"), machine(gpu(0, "RTX 4070 Ti SUPER", 16, 15 + n / 10))
+        )
+        for n in range(10)
+    ]
+    n_ubatches = {other.load.n_ubatch for other in others}
+    assert min(n_ubatches) == 512 < max(n_ubatches)
+    kept = plan(
+        "m", of_catalog("nemotron-3-nano-30b-a3b"), machine(gpu(0, "A card", 16, 15.5)), Wish(n_ubatch=512)
+    )
+    assert kept.load.n_ubatch == 512
+
+
+def test_slots_cost_no_layers_where_each_has_a_large_state() -> None:
+    """Of a hybrid with 139 MiB for each slot, eight slots would send more than a gigabyte to the RAM."""
+    made = plan("m", of_catalog("nemotron-nano-9b-v2"), machine(gpu(0, "GPU", 6, 4.5)))
+    assert made.placement.host.n_layers
+    assert made.load.n_slots == 1
