@@ -36,20 +36,25 @@ def plan(ref: str, config: Config, hardware: Hardware, learned: Learned | None =
             return offers.plan(parsed, config, decide_among)
         return decide_among(candidates(parsed, config))
     except DoesNotFitError as error:
-        smaller = _smaller_that_fits(parsed, config, hardware)
-        if smaller:
-            error.hint = f"{error.hint} {smaller} is smaller, of the same family, and fits."
+        name_smaller(error, parsed, config, hardware)
         raise
 
 
-def _smaller_that_fits(ref: Reference, config: Config, hardware: Hardware) -> str:
-    """The largest model of the same family that fits as it is, "" where there is none."""
+def name_smaller(error: DoesNotFitError, ref: Reference, config: Config, hardware: Hardware) -> None:
+    """Add to a refusal the largest smaller model of the same family that fits, where there is one."""
+    smaller = smaller_that_fits(ref, config, hardware)
+    if smaller:
+        error.hint = f"{error.hint} {smaller.model} is smaller, of the same family, and fits."
+
+
+def smaller_that_fits(ref: Reference, config: Config, hardware: Hardware) -> sizing.Plan | None:
+    """The plan of the largest smaller model of the same family that fits as it is; None where there is none,
+    or the catalogue does not know the model."""
     model = _listed(ref)
     for other in catalog.load().smaller_ones(model) if model else ():
         with contextlib.suppress(DoesNotFitError, UsageError):
-            decide(other.id, _rows(other), hardware, config, wish(config))
-            return other.id
-    return ""
+            return decide(other.id, _rows(other), hardware, config, wish(config))
+    return None
 
 
 def decide(

@@ -151,7 +151,9 @@ def _about_context(found: Found, wish: Wish, search: Search) -> str:
         )
     larger = [n for n in search.contexts(candidate) if n > load.n_ctx]
     if larger and search.gpus and not search.place(candidate, replace(load, n_ctx=larger[-1])):
-        return f"A context of {load.n_ctx:,} tokens; {larger[-1]:,} would not fit."
+        jobs = [search.job(candidate, replace(load, n_ctx=n_ctx)) for n_ctx in (load.n_ctx, larger[-1])]
+        now, then = (placement.needed_bytes(job) for job in jobs)
+        return f"A context of {load.n_ctx:,} tokens; {larger[-1]:,} would take {_gib(then - now)} more."
     return f"A context of {load.n_ctx:,} tokens; --ctx takes more, up to {n_train:,}."
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from nemolocal import config
 from nemolocal.errors import DoesNotFitError, ModelFileError, ModelNotFoundError, OfflineError, UsageError
-from nemolocal.models import gguf, memory, placement, planning, reference
+from nemolocal.models import catalog, gguf, memory, placement, planning, reference
 from tests import synthetic, synthetic_embedders
 from tests.profiles import machine
 
@@ -132,3 +132,22 @@ def test_adapters_have_their_room_beside_the_model(tmp_path: Path) -> None:
     plain = planning.plan(ref, config.load(), DESKTOP)
     made = planning.plan(ref, config.load({"lora": (f"{adapter}:0.5",)}), DESKTOP)
     assert made.kept_bytes == plain.kept_bytes + (3 << 20)
+
+
+def test_what_does_not_fit_names_the_largest_smaller_model_of_its_family_that_does() -> None:
+    small = machine(("NVIDIA GeForce RTX 3060", 12), ram_gib=8)
+    with pytest.raises(DoesNotFitError) as caught:
+        planning.plan("nemotron-3-super-120b-a12b", config.load(), small)
+    ref = reference.parse("nemotron-3-super-120b-a12b")
+    smaller = planning.smaller_that_fits(ref, config.load(), small)
+    assert smaller is not None
+    assert f"{smaller.model} is smaller, of the same family, and fits." in caught.value.hint
+    known = catalog.load()
+    large, found = known.get("nemotron-3-super-120b-a12b"), known.get(smaller.model)
+    assert large is not None
+    assert found is not None
+    for model in known.smaller_ones(large):
+        if model.n_params > found.n_params:
+            with pytest.raises(DoesNotFitError):
+                planning.plan(model.id, config.load(), small)
+    assert planning.smaller_that_fits(reference.parse("starter"), config.load(), small) is None
