@@ -25,6 +25,20 @@ _POLL_S: Final = 0.02
 
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     ("CREATE TABLE load_settings (ref TEXT PRIMARY KEY, settings_json TEXT NOT NULL) STRICT",),
+    (
+        "CREATE TABLE loads (id INTEGER PRIMARY KEY, at_s REAL NOT NULL, file TEXT NOT NULL,"
+        " size_bytes INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, library TEXT NOT NULL,"
+        " driver TEXT NOT NULL, load_json TEXT NOT NULL, is_on_gpus INTEGER NOT NULL, compute_ratio REAL)"
+        " STRICT",
+        "CREATE INDEX loads_by_file ON loads (file)",
+        "CREATE TABLE load_bytes (load_id INTEGER NOT NULL REFERENCES loads ON DELETE CASCADE,"
+        " device TEXT NOT NULL, kind TEXT NOT NULL, planned_bytes INTEGER NOT NULL, used_bytes INTEGER,"
+        " PRIMARY KEY (load_id, device, kind)) STRICT",
+        "CREATE TABLE speeds (id INTEGER PRIMARY KEY, at_s REAL NOT NULL, file TEXT NOT NULL,"
+        " size_bytes INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, library TEXT NOT NULL,"
+        " driver TEXT NOT NULL, placed TEXT NOT NULL, tokens_per_s REAL NOT NULL) STRICT",
+        "CREATE INDEX speeds_by_file ON speeds (file, placed)",
+    ),
 )
 """What makes version 1 of the tables, what makes version 2 of them, and so on, as single statements. What was
 released is never changed: a new version is added."""
@@ -45,6 +59,18 @@ def connect(config: Config) -> sqlite3.Connection:
             connection.close()
             raise
     return connection
+
+
+@contextmanager
+def reading(config: Config) -> Iterator[sqlite3.Connection]:
+    """A connection of its own to read from, which waits for nobody. Raises DatabaseError, also for what
+    SQLite raises inside the block."""
+    connection = connect(config)
+    try:
+        with _translated(config.paths.data / FILE):
+            yield connection
+    finally:
+        connection.close()
 
 
 @contextmanager

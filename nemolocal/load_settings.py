@@ -44,7 +44,7 @@ def get(ref: str, config: Config) -> dict[str, Any]:
     """What is kept for the model of this reference, in the settings' own types; {} where nothing is. A value
     that cannot be used is logged and left out, and so is all of it where the database cannot be read."""
     try:
-        with database.session(config) as connection:
+        with database.reading(config) as connection:
             row = connection.execute(
                 "SELECT settings_json FROM load_settings WHERE ref = ?", (ref,)
             ).fetchone()

@@ -15,6 +15,7 @@ from pathlib import Path
 from nemolocal.chat.template import ChatTemplate
 from nemolocal.engine.client import EngineClient
 from nemolocal.errors import DoesNotFitError, EngineError
+from nemolocal.models.plans import Plan
 from nemolocal.models.room import Footprint
 from nemolocal.models.store import LocalModel
 
@@ -30,8 +31,9 @@ Candidates = tuple[LocalModel, ...]
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """A loaded model. It is unloaded only when `n_leases` is 0, and then after `keep_alive_s` (negative:
-    never by itself). While `is_leaving`, nobody new gets it. `last_used` counts uses, not seconds."""
+    """A loaded model, and the plan that it was loaded by. It is unloaded only when `n_leases` is 0, and then
+    after `keep_alive_s` (negative: never by itself). While `is_leaving`, nobody new gets it. `last_used`
+    counts uses, not seconds."""
 
     model: LocalModel
     engine: EngineClient
@@ -39,6 +41,7 @@ class Resident:
     device: str
     name: str
     footprint: Footprint = field(default_factory=Footprint)
+    plan: Plan | None = None
     log_path: Path = field(default_factory=Path)
     note: str = ""
     keep_alive_s: float = -1.0
@@ -107,6 +110,10 @@ class Residency:
         """Those that can serve, the last used first."""
         alive = [x for x in self._residents if x.engine.is_alive and not x.unloading]
         return sorted(alive, key=lambda x: -x.last_used)
+
+    def is_alone(self, resident: Resident) -> bool:
+        """Whether one request uses this resident, and none another one."""
+        return resident.n_leases == sum(x.n_leases for x in self._residents) == 1
 
     @property
     def fallen(self) -> list[Resident]:
@@ -208,8 +215,8 @@ class Residency:
                 del self._loads[_paths(load.candidates)]
 
     async def _load(self, load: _Load) -> Resident:
-        """Make room and load. Where memory ran out, decide again: the next plan is smaller."""
-        for is_last in (False, False, True):
+        """Make room and load. Where memory ran out, decide once more: the next plan is smaller."""
+        for is_last in (False, True):
             start = await self._make_room(load.candidates)
             load.is_started = True
             self._keep_all()

@@ -60,11 +60,11 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory. `gpu_bytes` and `ram_bytes` are the plan's; `n_active` requests use it, of which
-    `n_waiting` wait for a slot. Of the `n_cells` of its KV cache `n_taken_cells` hold something; both are 0
-    for a model that has none.
-    `expires_in_s` is the time until it is unloaded where nobody asks for it, None while it is in use or where
-    it stays. `note` says in one line what is unusual about its plan, "" where nothing is."""
+    """A model in memory. `gpu_bytes` are measured where the driver tells, else the plan's, as `ram_bytes`
+    are. `n_active` requests use it, of which `n_waiting` wait for a slot. Of the `n_cells` of its KV cache
+    `n_taken_cells` hold something; both are 0 for a model that has none. `expires_in_s` is the time until it
+    is unloaded where nobody asks for it, None while it is in use or where it stays. `note` says in one line
+    what is unusual about its plan, "" where nothing is."""
 
     id: str
     device: str
@@ -151,6 +151,7 @@ class Service:
             self._start_up.cancel()
             await asyncio.gather(self._start_up, return_exceptions=True)
         await self._residency.close()
+        await asyncio.to_thread(self._loader.close)
         self._loader.problem = None
 
     def status(self) -> Status:
@@ -341,6 +342,7 @@ class Service:
         """The engine's stream, counted; for ServedModel."""
         is_over = False
         self._last_used = resident.model
+        alone_since = resident.last_used if self._residency.is_alone(resident) else None
         try:
             async with aclosing(resident.engine.generate(prompt, params)) as stream:
                 async for item in stream:
@@ -348,6 +350,8 @@ class Service:
                         is_over = True
                         self._totals.finished(resident.name, item)
                         self._loader.answered(resident)
+                        if alone_since == resident.last_used and self._residency.is_alone(resident):
+                            self._loader.wrote(resident, item)
                     yield item
         except EngineError:
             self._totals.failed(resident.name)

@@ -67,6 +67,17 @@ def test_want_of_memory_is_remembered_longer_than_the_row() -> None:
     assert failures.caution_bytes(ONE) == 2 * CAUTION_BYTES
 
 
+def test_where_it_is_known_what_was_missing_only_that_is_remembered() -> None:
+    failures = Failures()
+    failures.add(ONE, EngineError("memory", is_out_of_memory=True), missing={"GPU-1": 5})
+    failures.add(ONE, EngineError("memory", is_out_of_memory=True), missing={"GPU-1": 7, "": 1})
+    assert failures.caution_bytes(ONE) == 0
+    assert failures.missing_bytes(ONE) == {"GPU-1": 7, "": 1}
+    assert failures.missing_bytes(TWO) == {}
+    failures.forget([ONE])
+    assert failures.missing_bytes(ONE) == {}
+
+
 def test_a_fresh_try_forgets_all() -> None:
     failures = Failures()
     for _ in range(3):

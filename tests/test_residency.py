@@ -174,10 +174,10 @@ async def test_failed_load_is_told_to_all_and_tried_again(machine: Machine) -> N
 
 async def test_load_that_ran_out_of_memory_is_decided_anew(machine: Machine) -> None:
     residency = Residency(machine.decide)
-    machine.errors = [EngineError("memory", is_out_of_memory=True)] * 2
+    machine.errors = [EngineError("memory", is_out_of_memory=True)]
     await use(residency, "a")
-    assert (machine.loaded, machine.n_decisions) == (["a"], 3)
-    machine.errors = [EngineError("memory", is_out_of_memory=True) for _ in range(4)]
+    assert (machine.loaded, machine.n_decisions) == (["a"], 2)
+    machine.errors = [EngineError("memory", is_out_of_memory=True) for _ in range(3)]
     with pytest.raises(EngineError, match="memory"):
         await use(residency, "b")
     assert len(machine.errors) == 1

@@ -70,6 +70,7 @@ class FakeEngine:
             eos="<|im_end|>",
             control_tokens=("<|im_start|>", "<|im_end|>"),
             n_ctx=spec.n_ctx,
+            held=(),
         )
         return cast(EngineClient, self)
 

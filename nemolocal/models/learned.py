@@ -8,16 +8,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from nemolocal.models.placement import Placement
+
 
 @dataclass(frozen=True, slots=True)
 class Learned:
     """Corrections to the plan's arithmetic; empty where nothing was loaded yet.
 
     `overhead_bytes` is by a GPU's UUID what it held beyond llama.cpp's own figures (CUDA's context, kernels,
-    scratch). By a file's path, `compute_ratios` is what the buffers took over what was planned for them, and
-    `tokens_per_s` what one stream was measured to write.
+    scratch), `compute_ratios` by a file's path what the buffers took over what was planned for them, and
+    `tokens_per_s` by `placed` what one stream was measured to write.
     """
 
     overhead_bytes: Mapping[str, int] = field(default_factory=dict)
     compute_ratios: Mapping[str, float] = field(default_factory=dict)
-    tokens_per_s: Mapping[str, float] = field(default_factory=dict)
+    tokens_per_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+
+def placed(file: str, place: Placement) -> tuple[str, str]:
+    """A file and where its layers are, which decides how fast it writes."""
+    if not place.gpus:
+        return file, "CPU"
+    gpus = ",".join(gpu.uuid for gpu in place.gpus)
+    return file, f"{gpus} {place.split_mode} {place.n_gpu_layers} -{len(place.host_experts)}"

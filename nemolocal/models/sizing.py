@@ -15,7 +15,7 @@ from nemolocal.hardware import Hardware
 from nemolocal.models import reasons, refusals, speed, surplus
 from nemolocal.models import wish as wishes
 from nemolocal.models.choice import Candidate
-from nemolocal.models.learned import Learned
+from nemolocal.models.learned import Learned, placed
 from nemolocal.models.plans import Bar, Plan
 from nemolocal.models.search import Search
 from nemolocal.models.wish import N_SLOTS_MOST, Wish
@@ -71,6 +71,6 @@ def plan(
         reasons=tuple(reasons.explain(found, files, wish, search)),
         tokens_per_s=round(1 / answer_s, 1) if answer_s else None,
         prompt_tokens_per_s=round(1 / prompt_s, 1) if prompt_s else None,
-        measured_tokens_per_s=learned.tokens_per_s.get(candidate.file),
+        measured_tokens_per_s=learned.tokens_per_s.get(placed(candidate.file, place)),
         kept_bytes=wish.kept_bytes,
     )
