@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nemolocal.cli import options, output
+from nemolocal.cli import hub, options, output
 from nemolocal.cli.pull import bar, local_json, pull
 from nemolocal.config import Config
 
 if TYPE_CHECKING:
     from nemolocal.models.fits import Fit
-    from nemolocal.models.hub import HubRepo
     from nemolocal.models.overview import ListedFile, ListedModel
-    from nemolocal.models.reference import HubRef, NamedRef, PathRef
+    from nemolocal.models.reference import NamedRef, PathRef
     from nemolocal.models.store import LocalModel
 
 Facts = dict[str, Any]
@@ -25,6 +24,7 @@ Facts = dict[str, Any]
 
 app = typer.Typer(help="List, fetch, check and remove models.", no_args_is_help=True)
 app.command("pull")(pull)
+app.command("search")(hub.search)
 
 Ref = Annotated[
     str, typer.Argument(metavar="REF", help="ID, ID:QUANT, hf:OWNER/REPO[:QUANT or FILE], or a path.")
@@ -63,41 +63,6 @@ def list_(
         listing.show(models, fits, output.console())
 
 
-@app.command("search")
-@options.takes_settings("offline", "log_level")
-def search(
-    config: Config,
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="Words to look for.")],
-    as_json: options.AsJson = False,
-) -> None:
-    """Search the model hub for repositories with GGUF files."""
-    from nemolocal.models import hub
-
-    hits = hub.search(query, config)
-    if as_json:
-        output.print_json(
-            [
-                {
-                    "ref": f"hf:{hit.repo}",
-                    "downloads": hit.n_downloads,
-                    "likes": hit.n_likes,
-                    "gated": hit.is_gated,
-                    "updated": hit.updated,
-                }
-                for hit in hits
-            ]
-        )
-        return
-    if not hits:
-        output.note(f"The hub has no GGUF models for '{query}'.")
-        return
-    rows = output.table("Reference", "Downloads", "Likes", "Updated", "Terms", right=["Downloads", "Likes"])
-    for hit in hits:
-        terms = "to be accepted" if hit.is_gated else ""
-        rows.add_row(f"hf:{hit.repo}", f"{hit.n_downloads:,}", f"{hit.n_likes:,}", hit.updated, terms)
-    output.console().print(rows)
-
-
 @app.command("show")
 @options.takes_settings("offline", "models_dir", "log_level")
 def show(config: Config, ref: Ref, as_json: options.AsJson = False) -> None:
@@ -106,22 +71,31 @@ def show(config: Config, ref: Ref, as_json: options.AsJson = False) -> None:
 
     parsed = reference.parse(ref)
     if isinstance(parsed, reference.HubRef):
-        facts, rows = _repo_facts(parsed, config)
-    else:
-        facts, rows = _model_facts(parsed, config)
+        facts = hub.repo_facts(parsed, config)
+        if as_json:
+            output.print_json(facts)
+        else:
+            _print_facts({key: value for key, value in facts.items() if key not in ("files", "companions")})
+            hub.print_files(facts)
+        return
+    facts, rows = _model_facts(parsed, config)
     if as_json:
         output.print_json({**facts, "files": rows})
         return
-    shown = {key.replace("_", " ").capitalize(): _fact(value) for key, value in facts.items()}
-    width = max(map(len, shown)) + 2
-    for label, text in shown.items():
-        if text:
-            print(f"{label:{width}}{text}")
+    _print_facts(facts)
     files = output.table("Reference", "Quant", "Size", "State", right=["Size"])
     for row in rows:
         state = "ready" if row["state"] == "local" else row["state"]
         files.add_row(row["ref"], row["quant"], output.size(row["bytes"]), row["problem"] or state)
     output.console().print(files)
+
+
+def _print_facts(facts: Facts) -> None:
+    shown = {key.replace("_", " ").capitalize(): _fact(value) for key, value in facts.items()}
+    width = max(map(len, shown)) + 2
+    for label, text in shown.items():
+        if text:
+            print(f"{label:{width}}{text}")
 
 
 @app.command("verify")
@@ -138,7 +112,7 @@ def verify(
     from nemolocal.models import upkeep
 
     if online:
-        _verify_online(ref, config, as_json=as_json)
+        hub.verify_online(ref, config, as_json=as_json)
         return
     with bar("Reading", has_lines=False) as (advance, _):
         checked = upkeep.verify(ref, config, progress=advance)
@@ -189,25 +163,6 @@ def rm(config: Config, ref: Ref, as_json: options.AsJson = False) -> None:
         print(f"{removed.ref} is removed: {output.size(removed.bytes)} freed.")
 
 
-def _verify_online(ref: str | None, config: Config, *, as_json: bool) -> None:
-    from nemolocal.models import online
-
-    checked = online.check(ref, config)
-    if as_json:
-        output.print_json([asdict(row) for row in checked])
-    else:
-        rows = output.table("Reference", "Repository", "State", "")
-        for row in checked:
-            if row.state != "ok":
-                rows.add_row(row.ref, row.repo, row.state, row.detail)
-        n_ok = sum(row.state == "ok" for row in checked)
-        if n_ok < len(checked):
-            output.console().print(rows)
-        print(f"{n_ok} of {len(checked)} rows of the catalogue are as it says.")
-    if any(row.state in ("gone", "changed") for row in checked):
-        raise typer.Exit(1)
-
-
 def _fact(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -215,57 +170,6 @@ def _fact(value: Any) -> str:
 
 
 _VERDICTS = {"ok": "as published", "damaged": "DAMAGED", "unknown": "nothing published to compare with"}
-
-
-def _repo_facts(ref: HubRef, config: Config) -> tuple[Facts, list[Facts]]:
-    """A repository of the hub and the files in it that the reference means; offline, what is here of it."""
-    from nemolocal.errors import OfflineError
-    from nemolocal.models import download, hub, store
-
-    here = [model for model in store.list_models(config) if store.matches(model, ref)]
-    try:
-        repo = hub.fetch_repo(ref.repo, config)
-        choices = download.choices(str(ref), config)
-    except OfflineError as error:
-        if not here:
-            raise
-        output.note(f"Only what is on this machine: {error}")
-        return {"id": f"hf:{ref.repo}"}, [_local_row(model) for model in here]
-    local = {(model.quant, model.bytes): model for model in here}
-    rows = []
-    for choice in choices:
-        model = local.get((choice.quant, choice.bytes))
-        remote = {"ref": choice.ref, "quant": choice.quant, "bytes": choice.bytes}
-        rows.append(
-            _local_row(model) if model else {**remote, "state": "remote", "path": None, "problem": None}
-        )
-    facts = {
-        "id": f"hf:{repo.id}",
-        "licence": repo.licence,
-        "gated": repo.is_gated,
-        "revision": repo.revision,
-        "other_files": ", ".join(model.first for model in repo.models if model.kind != "model"),
-    }
-    return {**facts, **_remote_facts(repo, ref, config)}, rows
-
-
-def _remote_facts(repo: HubRepo, ref: HubRef, config: Config) -> Facts:
-    """What the header of the smallest file that is meant says, or why it says nothing."""
-    from nemolocal.errors import NemoLocalError
-    from nemolocal.models import offers, remote
-
-    smallest = min(offers.usable(repo, ref, config), key=lambda model: model.bytes)
-    try:
-        header = remote.read_header(repo, smallest, config)
-    except NemoLocalError as error:
-        return {"header": str(error)}
-    return {
-        "name": header.facts["name"],
-        "architecture": header.facts["architecture"],
-        "layers": header.shape.n_layer,
-        "parameters": header.facts["n_params"],
-        "context": header.facts["n_ctx_train"],
-    }
 
 
 def _model_facts(ref: NamedRef | PathRef, config: Config) -> tuple[Facts, list[Facts]]:
@@ -276,7 +180,7 @@ def _model_facts(ref: NamedRef | PathRef, config: Config) -> tuple[Facts, list[F
     listed = [m for m in overview.build(config) if isinstance(ref, NamedRef) and m.id == ref.name.casefold()]
     if not listed or not listed[0].listed:
         model = store.resolve(ref, config)
-        return _header_facts(model), [_local_row(model)]
+        return _header_facts(model), [hub.local_row(model)]
     known, files = listed[0].listed, listed[0].files
     if isinstance(ref, NamedRef) and ref.quant:
         files = tuple(file for file in files if file.quant.casefold() == ref.quant.casefold())
@@ -317,17 +221,6 @@ def _header_facts(model: LocalModel) -> Facts:
         "context": info.n_ctx_train,
         "tokenizer": info.tokenizer,
         "has_chat_template": bool(info.chat_template),
-    }
-
-
-def _local_row(model: LocalModel) -> Facts:
-    return {
-        "ref": model.ref,
-        "quant": model.quant,
-        "bytes": model.bytes,
-        "state": "local",
-        "path": str(model.path),
-        "problem": model.problem or None,
     }
 
 

@@ -44,20 +44,24 @@ def pull(
 
 def fitting(ref: str, config: Config) -> str:
     """The reference with the quantization that a plan chooses for this machine, where it names a model of
-    the catalogue without one. A model that does not fit, or not as the settings wish, is said, and left to
-    the person."""
+    the catalogue or a repository without one. A model that does not fit, or not as the settings wish, is
+    said, and left to the person."""
     from nemolocal.hardware import survey
     from nemolocal.models import catalog, planning, reference
 
     parsed = reference.parse(ref)
-    if not isinstance(parsed, reference.NamedRef) or parsed.quant or not catalog.load().get(parsed.name):
+    if isinstance(parsed, reference.PathRef) or parsed.quant:
+        return ref
+    if parsed.file if isinstance(parsed, reference.HubRef) else not catalog.load().get(parsed.name):
         return ref
     try:
         plan = planning.plan(ref, config, survey(config))
     except (DoesNotFitError, UsageError) as error:
         output.note(f"warning: {error}")
         return ref
-    return f"{parsed.name}:{plan.candidate.quant}"
+    if isinstance(parsed, reference.NamedRef):
+        return f"{parsed.name}:{plan.candidate.quant}"
+    return ref if plan.candidate.is_local else plan.candidate.file
 
 
 def fetch(ref: str, config: Config) -> LocalModel:

@@ -30,6 +30,7 @@ from nemolocal.models import (
 from nemolocal.models.catalog import Catalog, CatalogFile, CatalogModel
 from nemolocal.models.disk import Note, Progress
 from nemolocal.models.reference import HubRef, NamedRef, PathRef
+from nemolocal.models.repos import HubRepo, RemoteModel
 from nemolocal.models.store import LocalModel
 from nemolocal.models.streams import refuse_stopped
 from nemolocal.models.transfer import Retry, Source
@@ -67,17 +68,9 @@ def choices(ref: str, config: Config, known: Catalog | None = None) -> tuple[Cho
         ]
     else:
         repo = hub.fetch_repo(parsed.repo, config)
-        models = offers.usable(repo, parsed, config)
-        quants = [m.quant for m in models]
         found = [
-            Choice(
-                quant=m.quant,
-                # Two files of one quantization, or none that the name tells: only the file is clear.
-                ref=f"hf:{repo.id}:{m.quant if m.quant and quants.count(m.quant) == 1 else m.first}",
-                bytes=m.bytes,
-                is_approximate=False,
-            )
-            for m in models
+            Choice(quant=m.quant, ref=repo.ref(m), bytes=m.bytes, is_approximate=False)
+            for m in offers.usable(repo, parsed, config)
         ]
     return tuple(sorted(found, key=lambda choice: -choice.bytes))
 
@@ -148,7 +141,7 @@ def pull(
     return placed
 
 
-def _refuse_unsupported(repo: hub.HubRepo, chosen: hub.RemoteModel, config: Config) -> None:
+def _refuse_unsupported(repo: HubRepo, chosen: RemoteModel, config: Config) -> None:
     """Whether llama.cpp knows the architecture is in the header. Any other trouble with it is met again, and
     told, when the file is fetched."""
     try:
@@ -226,7 +219,7 @@ def _plan_row(model: CatalogModel, row: CatalogFile, config: Config, note: Note)
     raise missing[0]
 
 
-def _plan_hub(repo: hub.HubRepo, chosen: hub.RemoteModel, config: Config) -> _Plan:
+def _plan_hub(repo: HubRepo, chosen: RemoteModel, config: Config) -> _Plan:
     headers = hub.auth_headers()
     sources = tuple(
         Source(

@@ -18,12 +18,17 @@ import httpx2
 from huggingface_hub import HfApi, constants, get_session, hf_hub_url, hf_raise_for_status
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.hf_api import ModelInfo
-from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # public in its manual
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # public in its manual
+    build_hf_headers,
+    parse_ratelimit_headers,
+)
 
 import nemolocal
 from nemolocal.config import Config
-from nemolocal.errors import ConfigError, HubError, ModelNotFoundError, OfflineError, UsageError
-from nemolocal.models.reference import FileGroup, FileKind, group_files, is_plain_path, is_repo
+from nemolocal.errors import ConfigError, HubError, OfflineError, UsageError
+from nemolocal.models.gguf import is_raw_part
+from nemolocal.models.reference import SUFFIX, is_plain_path, is_repo
+from nemolocal.models.repos import HubRepo, RemoteFile, gather
 
 REQUEST_TIMEOUT_S = 10.0
 """For one connection, and for a pause within an answer."""
@@ -33,81 +38,6 @@ ANSWER_TIMEOUT_S = 15.0
 _ERROR_NUMBER = re.compile(r"\[(?:Errno|WinError) -?\d+\] ")
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
-    """One file of a repository. `sha256` is "" where the hub does not tell it (files outside Git LFS)."""
-
-    name: str
-    bytes: int
-    sha256: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteModel:
-    """A model of a repository: one file or the parts of a split one, in order. `missing` names the parts
-    that the repository should have and has not."""
-
-    quant: str
-    kind: FileKind
-    files: tuple[RemoteFile, ...]
-    missing: tuple[str, ...] = ()
-
-    @property
-    def bytes(self) -> int:
-        """Size of all files together."""
-        return sum(file.bytes for file in self.files)
-
-    @property
-    def first(self) -> str:
-        """The name of the single file or of part 1."""
-        return min((*(file.name for file in self.files), *self.missing))
-
-
-@dataclass(frozen=True, slots=True)
-class HubRepo:
-    """A repository at one commit (`revision`). `models` holds all its .gguf files, projectors and the
-    like included; files whose names could not be kept on every system are in `refused`."""
-
-    id: str
-    revision: str
-    is_gated: bool
-    licence: str
-    models: tuple[RemoteModel, ...]
-    refused: tuple[str, ...] = ()
-
-    @property
-    def chat_models(self) -> tuple[RemoteModel, ...]:
-        """Without projectors, drafts and quantization statistics, largest first."""
-        found = (model for model in self.models if model.kind == "model")
-        return tuple(sorted(found, key=lambda model: (-model.bytes, model.first)))
-
-    def choose(self, *, quant: str = "", file: str = "") -> RemoteModel:
-        """The one model of this quantization or with this file (any part of it).
-
-        Raises ModelNotFoundError when there is none, UsageError when several match, and HubError when
-        the repository lacks a part of it.
-        """
-        if file:
-            found = [m for m in self.models if file in (*(f.name for f in m.files), *m.missing)]
-        else:
-            found = [m for m in self.chat_models if m.quant.casefold() == quant.casefold()]
-        if not found:
-            quants = sorted({m.quant or m.first for m in self.chat_models})
-            has = f"It has {', '.join(quants)}." if quants else "It has no GGUF models at all."
-            raise ModelNotFoundError(f"{self.id} has no {file or quant}.", hint=has)
-        if len(found) > 1:
-            names = " or ".join(f"hf:{self.id}:{m.first}" for m in found[:4])
-            raise UsageError(
-                f"{self.id} has {len(found)} models of {quant}.", hint=f"Name one file: {names}."
-            )
-        if found[0].missing:
-            raise HubError(
-                f"{self.id} lacks a part of this model: {found[0].missing[0]}.",
-                hint="Choose another quantization or repository.",
-            )
-        return found[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +53,10 @@ class SearchHit:
 
 class NotThereError(HubError):
     """The hub has no such repository, or does not show it to everybody."""
+
+
+class RateLimitError(HubError):
+    """The hub answers no more questions for now."""
 
 
 # Questions ----------------------------------------------------------------------------------------
@@ -145,21 +79,28 @@ def fetch_repo(repo: str, config: Config, *, revision: str | None = None) -> Hub
     return _ask(ask, config, what=repo)
 
 
-def search(query: str, config: Config, *, limit: int = 20) -> tuple[SearchHit, ...]:
-    """Repositories with GGUF files that match the words, most downloaded first."""
+def search(query: str, config: Config, *, base: str = "", limit: int = 20) -> tuple[SearchHit, ...]:
+    """Repositories with GGUF files that match the words, and whose card names `base` (OWNER/REPO) as what was
+    quantized, most downloaded first."""
+    wanted: dict[str, str | int | list[str]] = {
+        "search": query,
+        "filter": ["gguf", f"base_model:quantized:{base}"] if base else ["gguf"],
+        "sort": "downloads",
+        "limit": limit,
+    }
 
     def ask() -> tuple[SearchHit, ...]:
         # Not HfApi.list_models: it waits without limit and tries again for half a minute.
         answer = get_session().get(
             f"{endpoint(config)}/api/models",
-            params={"search": query, "filter": "gguf", "sort": "downloads", "limit": limit},
+            params=wanted,
             headers=auth_headers(),
             timeout=REQUEST_TIMEOUT_S,
         )
         hf_raise_for_status(answer)
         return tuple(_read_hit(item) for item in answer.json()[:limit])
 
-    return _ask(ask, config, what=f"a search for '{query}'")
+    return _ask(ask, config, what=f"a search for '{query or base}'")
 
 
 def file_url(repo: str, name: str, config: Config, *, revision: str) -> str:
@@ -209,14 +150,16 @@ def refusal(status: int, headers: Mapping[str, str], *, what: str, page: str = "
     reason = headers.get("x-error-code", "")
     said = headers.get("x-error-message", "")
     if status == 429:
-        wait = headers.get("retry-after", "")
-        hint = f"Wait {wait} seconds, then try again." if wait.isdigit() else "Wait a few minutes."
-        return HubError(
+        wait_s = seconds_to_wait(headers)
+        hint = f"Wait {wait_s} seconds, then try again." if wait_s else "Wait a few minutes."
+        return RateLimitError(
             "The hub answers no more questions for now (rate limit).",
             hint=hint + " A token in HF_TOKEN raises the limit.",
         )
     if status == 401 and "invalid" in said.lower():
         return HubError("The hub refuses the token.", hint="Set HF_TOKEN to a valid one, or unset it.")
+    if "disabled" in said.lower():
+        return NotThereError(f"The hub has disabled {what}.", hint="Choose another repository.")
     if reason == "GatedRepo" or (status == 403 and reason != "RepoNotFound"):
         return HubError(
             f"{what} is gated: its terms have to be accepted first.",
@@ -234,6 +177,15 @@ def refusal(status: int, headers: Mapping[str, str], *, what: str, page: str = "
     if status >= 500:
         return HubError(f"The hub is in trouble (status {status}).", hint="Try again in a few minutes.")
     return HubError(f"The hub refused {what} (status {status}{': ' + said if said else ''}).")
+
+
+def seconds_to_wait(headers: Mapping[str, str]) -> int:
+    """How long the hub asks a client to wait, 0 where it does not say."""
+    wait = headers.get("retry-after", "")
+    if wait.isdigit():
+        return int(wait)
+    limit = parse_ratelimit_headers(headers)
+    return limit.reset_in_seconds if limit else 0
 
 
 def unreachable(config: Config, reason: str) -> OfflineError:
@@ -304,10 +256,13 @@ def describe(error: Exception) -> str:
 
 def _read_repo(info: ModelInfo) -> HubRepo:
     files: dict[str, RemoteFile] = {}
-    refused = []
+    refused, pieces = [], []
     for sibling in info.siblings or []:
         name = sibling.rfilename
-        if not name.lower().endswith(".gguf"):
+        if is_raw_part(name):
+            pieces.append(name)
+            continue
+        if not name.lower().endswith(SUFFIX):
             continue
         if not is_plain_path(name):
             refused.append(name)
@@ -322,17 +277,9 @@ def _read_repo(info: ModelInfo) -> HubRepo:
         revision=info.sha,
         is_gated=bool(info.gated),
         licence=_licence(info),
-        models=tuple(_read_model(group, files) for group in group_files(files)),
+        models=gather(files),
         refused=tuple(refused),
-    )
-
-
-def _read_model(group: FileGroup, files: Mapping[str, RemoteFile]) -> RemoteModel:
-    return RemoteModel(
-        quant=group.quant,
-        kind=group.kind,
-        files=tuple(files[name] for name in group.names),
-        missing=group.missing,
+        pieces=tuple(sorted(pieces)),
     )
 
 

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Literal
 
 from nemolocal.config import Config
-from nemolocal.errors import HubError, ModelNotFoundError, NemoLocalError, UsageError
+from nemolocal.errors import HubError, ModelNotFoundError, NemoLocalError, OfflineError, UsageError
 from nemolocal.models import catalog, hub, reference
 from nemolocal.models.catalog import Catalog, CatalogFile, CatalogModel
-from nemolocal.models.hub import HubRepo, RemoteModel
 from nemolocal.models.reference import NamedRef
+from nemolocal.models.repos import HubRepo, RemoteModel
 
 N_AT_ONCE = 8
 N_NEARLY = 0.03
@@ -24,13 +24,17 @@ State = Literal["ok", "gated", "elsewhere", "changed", "gone", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCheck:
-    """One row of the catalogue. "elsewhere" means that another of the model's repositories has it; `detail`
-    says in one line what differs, or why nothing is known."""
+    """One row of the catalogue, or one of a model's other repositories. "elsewhere" means that another of
+    them has the file; `detail` says in one line what differs, or why nothing is known. `names`, `bytes` and
+    `sha256` are what the hub has now, of all parts."""
 
     ref: str
     repo: str
     state: State
     detail: str = ""
+    names: tuple[str, ...] = ()
+    bytes: int = 0
+    sha256: tuple[str, ...] = ()
 
 
 def check(
@@ -42,18 +46,22 @@ def check(
 ) -> tuple[RowCheck, ...]:
     """Ask about the model that `ref` names, or all (None). Files that come inside a package are left out.
 
-    Raises OfflineError when the network may not be used, ModelNotFoundError and UsageError for `ref`.
+    Raises OfflineError when the hub cannot be asked at all, ModelNotFoundError and UsageError for `ref`.
     """
     known = known or catalog.load()
     models = _meant(ref, known)
     hub.refuse_offline(config, what="Asking the hub about the catalogue")
     repos = sorted({repo for model in models for repo in _repos(model)})
     answers: dict[str, HubRepo | NemoLocalError] = {}
+    asker = _Asker(config)
     with ThreadPoolExecutor(N_AT_ONCE) as pool:
-        for repo, answer in zip(repos, pool.map(partial(_ask, config), repos), strict=True):
+        for repo, answer in zip(repos, pool.map(asker.ask, repos), strict=True):
             answers[repo] = answer
             progress(len(answers), len(repos))
-    return tuple(_check_row(model, row, answers) for model in models for row in model.files if not row.wheel)
+    if isinstance(asker.ended, OfflineError) and not any(isinstance(a, HubRepo) for a in answers.values()):
+        raise asker.ended
+    rows = [_check_row(model, row, answers) for model in models for row in model.files if not row.wheel]
+    return (*rows, *_lost_repos(models, answers))
 
 
 def _meant(ref: str | None, known: Catalog) -> tuple[CatalogModel, ...]:
@@ -70,11 +78,23 @@ def _repos(model: CatalogModel) -> list[str]:
     return list(dict.fromkeys([*named, *(model.other_repos if named else ())]))
 
 
-def _ask(config: Config, repo: str) -> HubRepo | NemoLocalError:
-    try:
-        return hub.fetch_repo(repo, config)
-    except NemoLocalError as error:
-        return error
+class _Asker:
+    """Asks about one repository after another, until the hub cannot be reached or wants no more questions."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.ended: NemoLocalError | None = None
+
+    def ask(self, repo: str) -> HubRepo | NemoLocalError:
+        if self.ended:
+            return self.ended
+        try:
+            return hub.fetch_repo(repo, self._config)
+        except (OfflineError, hub.RateLimitError) as error:
+            self.ended = error
+            return error
+        except NemoLocalError as error:
+            return error
 
 
 def _check_row(
@@ -89,7 +109,7 @@ def _check_row(
         if isinstance(answer, HubRepo) and (found := _find(answer, row)):
             if repo == row.repo:
                 return _compare(ref, row, answer, found)
-            return RowCheck(ref=ref, repo=repo, state="elsewhere", detail=f"{row.repo} no longer has it.")
+            return _row(ref, answer, found, state="elsewhere", detail=f"{row.repo} no longer has it.")
     why = str(first) if isinstance(first, NemoLocalError) else f"The repository has no {row.quant}."
     return RowCheck(ref=ref, repo=row.repo, state="gone", detail=why)
 
@@ -104,7 +124,7 @@ def _find(repo: HubRepo, row: CatalogFile) -> RemoteModel | None:
 
 
 def _compare(ref: str, row: CatalogFile, repo: HubRepo, found: RemoteModel) -> RowCheck:
-    made = partial(RowCheck, ref=ref, repo=repo.id)
+    made = partial(_row, ref, repo, found)
     hashes = tuple(file.sha256 for file in found.files)
     if row.sha256 and all(hashes) and hashes != row.sha256:
         return made(state="changed", detail="The file was published anew: its sha256 is another one.")
@@ -115,3 +135,28 @@ def _compare(ref: str, row: CatalogFile, repo: HubRepo, found: RemoteModel) -> R
     if repo.is_gated:
         return made(state="gated", detail="Its terms have to be accepted on the hub.")
     return made(state="ok")
+
+
+def _row(ref: str, repo: HubRepo, found: RemoteModel, *, state: State, detail: str = "") -> RowCheck:
+    return RowCheck(
+        ref=ref,
+        repo=repo.id,
+        state=state,
+        detail=detail,
+        names=tuple(file.name for file in found.files),
+        bytes=found.bytes,
+        sha256=tuple(file.sha256 for file in found.files),
+    )
+
+
+def _lost_repos(
+    models: tuple[CatalogModel, ...], answers: dict[str, HubRepo | NemoLocalError]
+) -> list[RowCheck]:
+    """The other repositories of models that the hub no longer has."""
+    return [
+        RowCheck(ref=model.id, repo=repo, state="gone", detail=str(answer))
+        for model in models
+        for repo in model.other_repos
+        if isinstance(answer := answers.get(repo), hub.NotThereError)
+        and repo not in {row.repo for row in model.files}
+    ]

@@ -14,7 +14,10 @@ from typing import Literal
 from nemolocal.config import expand
 from nemolocal.errors import UsageError
 
-FileKind = Literal["model", "projector", "imatrix", "draft"]
+FileKind = Literal["model", "projector", "imatrix", "draft", "adapter", "other"]
+"""What a .gguf file is for: a model; the eyes or ears of one; quantization statistics; a draft that guesses
+for a model (MTP heads too); a LoRA adapter; a vocabulary, image decoder or voice that belongs to something
+else."""
 
 SUFFIX = ".gguf"
 
@@ -98,7 +101,8 @@ def _parse_hub(text: str) -> HubRef:
             hint="Write hf:OWNER/REPO, hf:OWNER/REPO:QUANT or hf:OWNER/REPO:FILE.",
         )
     if not chosen.lower().endswith(SUFFIX):
-        return HubRef(repo, quant=chosen)
+        usual = quant_of(chosen)
+        return HubRef(repo, quant=usual if usual and usual.casefold() != chosen.casefold() else chosen)
     if not is_plain_path(chosen):
         raise UsageError(
             f"'{chosen}' cannot be a file of a repository.", hint="Give its path as the hub shows it."
@@ -119,11 +123,16 @@ def is_repo(text: str) -> bool:
 
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<n_parts>\d{5})\.gguf", re.IGNORECASE)
 _QUANT = re.compile(
-    r"(?<![A-Za-z0-9])"
-    r"(?:UD-)?(?:I?Q\d(?:_(?:\d|K|NL|XXS|XS|S|M|L|XL))*|TQ\d_\d|BF16|FP?16|FP?32|MXFP4(?:_MOE)?|NVFP4)"
-    r"(?![A-Za-z0-9])",
+    r"(?<![A-Za-z0-9])(?:UD[-_.])?(?:"
+    r"Q\d(?:[-_.]?K|[-_.]\d(?:_\d_\d)?)?(?:[-_.]?(?:XXS|XS|S|M|L|XL))?"
+    r"|IQ\d(?:[-_.]?(?:NL|XXS|XS|S|M|L|KSS|KS|KT|KL|K))?(?:[-_.](?:L|XL))?"
+    r"|TQ\d[-_.]\d|BF16|FP?16|FP?32|MXFP4(?:[-_.]?MOE)?|NVFP4"
+    r")(?![A-Za-z0-9])",
     re.IGNORECASE,
 )
+_DRAFTS = {"draft", "drafter", "eagle", "eagle2", "eagle3", "dflash", "dspark", "medusa", "speculator"}
+_OTHERS = {"vocab", "vae", "wavtokenizer", "vocoder", "codec"}
+_UNSQUEEZED = {"F16", "BF16", "F32", "Q8_0", ""}  # what adapters are published in
 _FORBIDDEN = re.compile(r'[\x00-\x1f\x7f<>:"|?*\\\u0080-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]')
 _DEVICES = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?", re.IGNORECASE)
 _N_NAME_BYTES_MAX = 200
@@ -148,7 +157,8 @@ def is_plain_path(name: str) -> bool:
 
 
 def quant_of(name: str) -> str:
-    """The quantization that a file's path names, in capitals ("Q4_K_M", "UD-Q4_K_XL"), or "".
+    """The quantization that a file's path names, as it is usually written ("Q4_K_M", "UD-Q4_K_XL" also for
+    "ud.q4-k-xl"), or "".
 
     The last label of the file name counts, then that of its folder (`Q8_0/Model-00001-of-00002.gguf`).
     """
@@ -156,21 +166,40 @@ def quant_of(name: str) -> str:
     for text in (path.name, path.parent.name):
         found = _QUANT.findall(text)
         if found:
-            return str(found[-1]).upper().replace("FP16", "F16").replace("FP32", "F32")
+            return _usual_label(found[-1])
     return ""
 
 
+def _usual_label(text: str) -> str:
+    label = text.upper().replace("-", "_").replace(".", "_").replace("FP16", "F16").replace("FP32", "F32")
+    label, dynamic = label.removeprefix("UD_"), "UD-" if label.startswith("UD_") else ""
+    label = re.sub(r"^(I?Q\d)(?=[KNXSML])", r"\1_", label)
+    label = re.sub(r"^(Q\d_K)(?=[XSML])", r"\1_", label)
+    return dynamic + label.replace("MXFP4MOE", "MXFP4_MOE")
+
+
+def name_of(name: str) -> str:
+    """What remains of a model file's name without its folder, part and quantization, in small letters: the
+    same for all quantizations of one model."""
+    plain = _QUANT.sub("", PurePosixPath(stem_of(name)).name)
+    return re.sub(r"[-_.\s]+", "-", plain.lower()).strip("-")
+
+
 def kind_of(name: str) -> FileKind:
-    """What a .gguf file is for, by its name: quantization statistics, the eyes of a model that sees, a
-    draft for speculation, or a model."""
-    base = PurePosixPath(name.replace("\\", "/")).name.lower()
+    """What a .gguf file is for, as far as its name and folders tell."""
+    path = PurePosixPath(name.replace("\\", "/").lower())
+    base = path.name
+    words = set(re.split(r"[-_.\s]+", base))
+    folders = set(path.parts[:-1])
     if "imatrix" in base:
         return "imatrix"
-    if "mmproj" in base:
+    if "mmproj" in base or "mmproj" in folders:
         return "projector"
-    if base.startswith(("mtp-", "mtp_")):
+    if base.startswith(("mtp-", "mtp_", "mtp.")) or words & _DRAFTS or folders & (_DRAFTS | {"mtp"}):
         return "draft"
-    return "model"
+    if words & {"lora", "adapter"} and "merged" not in words and quant_of(name) in _UNSQUEEZED:
+        return "adapter"
+    return "other" if words & _OTHERS else "model"
 
 
 @dataclass(frozen=True, slots=True)

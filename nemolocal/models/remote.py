@@ -1,123 +1,156 @@
 """What a model file on the hub says of itself, before it is downloaded: its header, read by HTTP range.
 
-A header is a few MB at the beginning of a file of many GB. What was learnt is kept on disk by repository,
-commit and file, so that it is asked for once, and known without a network afterwards.
+A header is a few MB at the beginning of a file of many GB. Which files are worth asking is not known here.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import io
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import httpx2
 
 from nemolocal.config import Config
 from nemolocal.errors import HubError, ModelFileError
-from nemolocal.models import gguf, hub, receipt
+from nemolocal.models import gguf, gguf_header, headers, hub, kept, streams
 from nemolocal.models.gguf_header import NeedMoreBytesError
-from nemolocal.models.hub import HubRepo, RemoteFile, RemoteModel
-from nemolocal.models.shape import LayerKind, LayerShape, ModelShape
+from nemolocal.models.headers import Summary
+from nemolocal.models.repos import HubRepo, RemoteFile, RemoteModel
+from nemolocal.models.shape import ModelShape
 
 FIRST_BYTES = 1 << 20
+FIRST_BYTES_OF_PART = 1 << 17
+"""For parts after the first, which list their tensors only."""
 MOST_BYTES = 256 << 20
 """A longer header is not a model's."""
-SHOWN = ("name", "architecture", "quant", "n_params", "n_ctx_train", "can_chat", "tokenizer")
+N_PARTS_AT_ONCE = 4
+N_TRIES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteHeader:
-    """A header in short. `facts` are those of SHOWN."""
+    """A header in short, and the shape that it tells of."""
 
-    facts: dict[str, Any]
+    summary: Summary
     shape: ModelShape
 
 
 def read_header(repo: HubRepo, model: RemoteModel, config: Config) -> RemoteHeader:
-    """The header of a model of a repository, of all its parts.
+    """The header of a model of a repository, of all its parts; from the disk where it was read before.
 
     Raises ModelFileError for a file that is no model that could be loaded (its architecture unknown to
     llama.cpp, say), HubError and OfflineError when it cannot be read.
     """
-    kept = _kept_path(repo, model, config)
-    known = _recall(kept)
+    key = f"{repo.id} {repo.revision} {model.first}"
+    known = kept.header(key, config)
     if known:
-        return known
-    parts = []
-    with _client(config) as client:
-        for file in model.files:
-            url = hub.file_url(repo.id, file.name, config, revision=repo.revision)
-            parts.append((file.name, _Head(client, url, file, config), file.bytes))
-        info = _read(parts)
-    facts = {key: getattr(info, key) for key in SHOWN}
-    shape = asdict(info.shape)
-    for layer in shape["layers"]:
-        layer["kind"] = layer["kind"].value
-    with contextlib.suppress(OSError):  # it is asked for again then, and that is all
-        receipt.write_json(kept, {"facts": facts, "shape": shape})
-    return RemoteHeader(facts, info.shape)
-
-
-def _read(parts: list[tuple[str, _Head, int]]) -> gguf.GgufInfo:
-    while True:
-        try:
-            return gguf.read_streams([(name, head.stream(), size) for name, head, size in parts])
-        except NeedMoreBytesError as error:
-            # The parser does not say whose bytes ended: each that is not whole yet gets some more.
-            grown = [head.grow(error.needed_bytes) for _, head, _ in parts]
-            if not any(grown):
-                raise ModelFileError("Its header does not end.", kind="corrupt") from None
+        return RemoteHeader(*known)
+    hub.refuse_offline(config, what=f"Reading the header of {model.first}")
+    heads = [_Head(repo, file, config, is_first=file is model.files[0]) for file in model.files]
+    with ThreadPoolExecutor(N_PARTS_AT_ONCE) as pool:
+        streams_of = list(pool.map(_Head.whole, heads))
+    try:
+        info = gguf.read_streams(
+            [
+                (head.file.name, stream, head.file.bytes)
+                for head, stream in zip(heads, streams_of, strict=True)
+            ]
+        )
+    except ModelFileError as error:
+        raise ModelFileError(f"{model.first}: {error.message}", kind=error.kind, hint=error.hint) from None
+    found = RemoteHeader(headers.of(info), info.shape)
+    kept.keep_header(key, found.summary, found.shape, config)
+    return found
 
 
 class _Head:
-    """The beginning of a remote file, longer at each call of `grow`."""
+    """The beginning of a remote file, as long as its header needs."""
 
-    def __init__(self, client: httpx2.Client, url: str, file: RemoteFile, config: Config) -> None:
-        self._client, self._url, self._file, self._config = client, url, file, config
+    def __init__(self, repo: HubRepo, file: RemoteFile, config: Config, *, is_first: bool) -> None:
+        self.file = file
+        self._repo, self._config = repo, config
+        self._n_first = FIRST_BYTES if is_first else FIRST_BYTES_OF_PART
         self._bytes = b""
 
-    def stream(self) -> io.BytesIO:
-        if not self._bytes:
-            self.grow(0)
+    def whole(self) -> io.BytesIO:
+        """As much as holds the header. Raises ModelFileError when it does not end."""
+        n_needed = self._n_first
+        while self._grow(n_needed):
+            try:
+                gguf_header.parse(io.BytesIO(self._bytes))
+            except NeedMoreBytesError as error:
+                n_needed = max(error.needed_bytes, 2 * len(self._bytes))
+            except ModelFileError:
+                break  # told in full by whoever reads it next
+            else:
+                break
+        else:
+            raise ModelFileError(f"{self.file.name}: Its header does not end.", kind="corrupt")
         return io.BytesIO(self._bytes)
 
-    def grow(self, n_needed: int) -> bool:
+    def _grow(self, n_needed: int) -> bool:
         """False when the whole file is here, or more than any header has."""
-        n_wanted = min(max(FIRST_BYTES, 2 * len(self._bytes), n_needed), self._file.bytes, MOST_BYTES)
+        n_wanted = min(n_needed, self.file.bytes, MOST_BYTES)
         if n_wanted <= len(self._bytes):
             return False
-        self._bytes += self._fetch(len(self._bytes), n_wanted)
+        for n_left in reversed(range(N_TRIES)):
+            try:
+                self._bytes += self._fetch(len(self._bytes), n_wanted)
+                break
+            except _LostError as error:
+                if not n_left:
+                    raise error.told from None
         return True
 
     def _fetch(self, start: int, end: int) -> bytes:
         """Bytes from `start` to `end`. A server that sends the whole file instead is read so far and left."""
-        headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
+        url = hub.file_url(self._repo.id, self.file.name, self._config, revision=self._repo.revision)
+        asked = {
+            **hub.auth_headers(),
+            "Range": f"bytes={start}-{end - 1}",
+            "Accept-Encoding": "identity",
+        }
+        found = bytearray()
+        n_skipped = 0
         try:
-            with self._client.stream("GET", self._url, headers=headers) as response:
-                if response.status_code not in (200, 206):
-                    page = f"{hub.endpoint(self._config)}/{self._file.name}"
-                    raise hub.refusal(response.status_code, response.headers, what=self._file.name, page=page)
-                n_skipped = 0 if response.status_code == 206 else start
-                found = bytearray()
-                for chunk in response.iter_bytes():
-                    found += chunk
+            with streams.get(
+                url, headers=asked, timeout=httpx2.Timeout(hub.REQUEST_TIMEOUT_S), stop=threading.Event()
+            ) as answer:
+                self._check(answer.head)
+                n_skipped = 0 if answer.head.status_code == 206 else start
+                for block in answer.blocks:
+                    found += block
                     if len(found) >= n_skipped + end - start:
                         break
         except httpx2.HTTPError as error:
-            raise hub.unreachable(self._config, hub.describe(error)) from None
+            raise _LostError(hub.unreachable(self._config, hub.describe(error))) from None
         wanted = bytes(found[n_skipped : n_skipped + end - start])
         if len(wanted) < end - start:
-            raise HubError(f"The hub sent less of {self._file.name} than it holds.", hint="Try again.")
+            told = HubError(f"The hub sent less of {self.file.name} than it holds.", hint="Try again.")
+            raise _LostError(told)
         return wanted
 
+    def _check(self, head: httpx2.Response) -> None:
+        status = head.status_code
+        if status in (200, 206):
+            return
+        page = f"{hub.endpoint(self._config)}/{self._repo.id}"
+        if head.history and status in (403, 416):  # from the storage: an address that has expired
+            told = HubError(
+                f"The hub's storage refused {self.file.name} (status {status}).", hint="Try again."
+            )
+            raise _LostError(told)
+        raise hub.refusal(status, head.headers, what=self.file.name, page=page)
 
-def _client(config: Config) -> httpx2.Client:
-    hub.refuse_offline(config, what="Reading a model's header on the hub")
-    timeout = httpx2.Timeout(hub.REQUEST_TIMEOUT_S)
-    return httpx2.Client(follow_redirects=True, timeout=timeout, headers=hub.auth_headers())
+
+class _LostError(Exception):
+    """A try that may go better the next time; `told` is what to say if it does not."""
+
+    def __init__(self, told: HubError) -> None:
+        super().__init__(str(told))
+        self.told = told
 
 
 def scaled(shape: ModelShape, *, from_bytes: int, to_bytes: int) -> ModelShape:
@@ -138,19 +171,3 @@ def scaled(shape: ModelShape, *, from_bytes: int, to_bytes: int) -> ModelShape:
         output_bytes=size(shape.output_bytes),
         extra_bytes=size(shape.extra_bytes),
     )
-
-
-def _kept_path(repo: HubRepo, model: RemoteModel, config: Config) -> Path:
-    key = hashlib.sha256(f"{repo.id} {repo.revision} {model.first}".encode()).hexdigest()
-    return config.paths.cache / "headers" / f"{key[:32]}.json"
-
-
-def _recall(path: Path) -> RemoteHeader | None:
-    kept = receipt.read_json(path)
-    try:
-        values = dict(kept["shape"])
-        layers = [LayerShape(**{**x, "kind": LayerKind(x["kind"])}) for x in values.pop("layers")]
-        facts = {key: kept["facts"][key] for key in SHOWN}
-        return RemoteHeader(facts, ModelShape(layers=tuple(layers), **values))
-    except (KeyError, TypeError, ValueError):
-        return None

@@ -185,7 +185,11 @@ def _model(
 
 def _with_summary(model: LocalModel, summary: headers.Summary) -> LocalModel:
     problem = "" if model.kind == "imatrix" else summary.problem  # no model, so no broken one either
-    kind: FileKind = "projector" if summary.fault == "projector" and model.kind == "model" else model.kind
+    kind = model.kind
+    if summary.fault == "projector" and kind == "model":
+        kind = "projector"
+    elif kind in ("adapter", "other") and not problem:  # the name misled: it is a whole model
+        kind = "model"
     return replace(
         model,
         kind=kind,

@@ -24,6 +24,8 @@ from nemolocal.models import hub, streams
 from nemolocal.models.disk import CHUNK_BYTES, PARTIAL_SUFFIX, Note, discard_partials, disk_error
 
 LOCKS = ".locks"
+LONGEST_WAIT_S = 60
+"""Who asks for more patience than this is left alone, and the person told."""
 _N_KEY = 16  # characters of the hash in a partial file's name: enough to tell versions of one file apart
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
@@ -283,9 +285,8 @@ def _continues(source: Source, partial: _Partial, response: httpx2.Response) -> 
         return partial.n_bytes == 0
     # A 403 from the storage, not from the hub itself, is an address that has expired.
     if status in (408, 429) or status >= 500 or (status == 403 and response.history):
-        wait = response.headers.get("retry-after", "")
-        wait_s = float(wait) if wait.isdigit() else 0.0
-        if wait_s <= 60:
+        wait_s = hub.seconds_to_wait(response.headers)
+        if wait_s <= LONGEST_WAIT_S:
             raise _LostError(f"the hub answered {status}", wait_s)
     raise hub.refusal(status, response.headers, what=source.what, page=source.page)
 
@@ -293,12 +294,14 @@ def _continues(source: Source, partial: _Partial, response: httpx2.Response) -> 
 def _check_version(source: Source, response: httpx2.Response) -> str:
     """The hash that the hub publishes with its answer, or "".
 
-    It is in the hub's own answer; that of the storage it leads to has an ETag of another kind. Raises
+    It is in the hub's own answer, the first or, where a repository was renamed, the next; that of the storage
+    it leads to has an ETag of another kind. Raises
     HubError when this is no longer the file that was asked for.
     """
-    first = response.history[0] if response.history else response
-    linked = first.headers.get("x-linked-etag", "").removeprefix("W/").strip('"')
-    if not _SHA256.fullmatch(linked):
+    answers = (*response.history, response)
+    tags = (answer.headers.get("x-linked-etag", "").removeprefix("W/").strip('"') for answer in answers)
+    linked = next((tag for tag in tags if _SHA256.fullmatch(tag)), "")
+    if not linked:
         return ""
     if source.sha256 and linked != source.sha256:
         raise HubError(f"{source.what} was just published anew.", hint="Try again; it will start afresh.")

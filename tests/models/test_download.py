@@ -30,6 +30,8 @@ from nemolocal.errors import (
     UsageError,
 )
 from nemolocal.models import catalog, download, receipt, store, transfer
+from nemolocal.models import hub as model_hub
+from nemolocal.models.repos import HubRepo
 from nemolocal.models.transfer import Retry
 from tests import synthetic
 from tests.fake_hub import FakeFile, FakeHub, pattern
@@ -58,6 +60,10 @@ def cut(hub: FakeHub) -> None:
         download.pull(BIG, config.load(), retry=HASTY)
     hub.cut_after = None
     hub.requests.clear()
+
+
+def hub_repo(name: str) -> HubRepo:
+    return model_hub.fetch_repo(name, config.load())
 
 
 def found_files() -> list[str]:
@@ -289,6 +295,70 @@ def test_a_storage_in_trouble_is_asked_again(hub: FakeHub) -> None:
     hub.n_storage_failures = 2
     model = download.pull(BIG, config.load(), retry=Retry(n_attempts=3, first_wait_s=0.0))
     assert model.path.read_bytes() == data
+
+
+def test_an_address_that_expires_on_the_way_is_asked_for_anew(hub: FakeHub) -> None:
+    data = big(hub)
+    cut(hub)
+    hub.n_expired = 1
+    model = download.pull(BIG, config.load(), retry=HASTY)
+    assert model.path.read_bytes() == data
+    assert [r.headers["Range"] for r in hub.transfers()] == [f"bytes={N_CUT}-"] * 2
+
+
+def test_a_repository_that_was_renamed(hub: FakeHub) -> None:
+    data = big(hub)
+    hub.renamed["old/Big"] = "acme/Big-GGUF"
+    model = download.pull("hf:old/Big:big.gguf", config.load())
+    assert model.path == models_dir() / "acme/Big-GGUF/big.gguf"
+    assert model.path.read_bytes() == data
+
+
+def test_a_rename_in_the_middle_still_guards_the_bytes(hub: FakeHub) -> None:
+    """The published hash comes with the second answer then, not with the first."""
+    big(hub)
+    cut(hub)
+    hub.repos["new/Big-GGUF"] = hub.repos.pop("acme/Big-GGUF")
+    hub.damages = True
+    hub.renamed["acme/Big-GGUF"] = "new/Big-GGUF"
+    repo = hub_repo("new/Big-GGUF")
+    source = transfer.Source(
+        url=f"{hub.url}/acme/Big-GGUF/resolve/{repo.revision}/big.gguf",
+        bytes=N_BYTES,
+        target=models_dir() / "big.gguf",
+        what="big.gguf",
+    )
+    with pytest.raises(ChecksumError):
+        transfer.fetch(source, progress=print, note=print, retry=HASTY, stop=threading.Event())
+
+
+@pytest.mark.parametrize(
+    ("header", "is_patient"), [("retry_after", True), ("reset_after", True), ("retry_after", False)]
+)
+def test_a_rate_limit_on_the_way_is_waited_for_when_it_is_short(
+    hub: FakeHub, header: str, is_patient: bool
+) -> None:
+    data = big(hub)
+    waits: list[float] = []
+
+    class Clock(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0)
+            hub.status = 0
+            return False
+
+    def begin(done: int, total: int) -> None:
+        if not waits:
+            hub.status = 429
+
+    setattr(hub, header, 40 if is_patient else 600)
+    if is_patient:
+        assert download.pull(BIG, config.load(), progress=begin, stop=Clock()).path.read_bytes() == data
+        assert waits == [40]
+    else:
+        with pytest.raises(HubError, match=r"rate limit.*Wait 600 seconds"):
+            download.pull(BIG, config.load(), progress=begin, stop=Clock())
+        assert waits == []
 
 
 def test_damaged_bytes_are_thrown_away(hub: FakeHub) -> None:

@@ -59,6 +59,42 @@ def test_a_repository_is_listed_as_models(hub: FakeHub) -> None:
     ]
     assert {m.kind for m in repo.models} == {"model", "projector", "imatrix", "draft"}
     assert repo.refused == ("../Demo-Q2_K.gguf",)
+    assert {m.first for m in repo.companions} == {
+        "mmproj-Demo-F16.gguf",
+        "Demo.imatrix.gguf",
+        "mtp-Demo-Q4_0.gguf",
+    }
+    assert [m.n_parts for m in repo.chat_models] == [3, 1, 1, 2]
+    assert [repo.ref(m) for m in repo.models] == [
+        "hf:acme/Demo-GGUF:Demo-Q6_K-v2.gguf",
+        "hf:acme/Demo-GGUF:Demo-Q6_K.gguf",
+        "hf:acme/Demo-GGUF:Demo.imatrix.gguf",
+        "hf:acme/Demo-GGUF:Q4_K_M",
+        "hf:acme/Demo-GGUF:Q8_0",
+        "hf:acme/Demo-GGUF:mmproj-Demo-F16.gguf",
+        "hf:acme/Demo-GGUF:mtp-Demo-Q4_0.gguf",
+    ]
+
+
+def test_where_all_are_drafts_they_are_the_models(hub: FakeHub) -> None:
+    hub.add("acme/Draft-GGUF", {"Demo-DRAFT-0.5B-Q4_0.gguf": b"1", "mmproj-F16.gguf": b"2"})
+    repo = model_hub.fetch_repo("acme/Draft-GGUF", config.load())
+    assert [m.first for m in repo.chat_models] == ["Demo-DRAFT-0.5B-Q4_0.gguf"]
+    assert repo.choose(quant="Q4_0").bytes == 1
+    assert [m.first for m in repo.companions] == ["mmproj-F16.gguf"]
+
+
+def test_a_repository_that_was_renamed_or_is_written_otherwise(hub: FakeHub) -> None:
+    demo(hub)
+    hub.renamed["old/Demo"] = "acme/Demo-GGUF"
+    for name in ("old/Demo", "Acme/demo-gguf"):
+        assert model_hub.fetch_repo(name, config.load()).id == "acme/Demo-GGUF"
+
+
+def test_a_repository_that_was_disabled(hub: FakeHub) -> None:
+    hub.add("acme/Gone", {"a-Q4_0.gguf": b"1"}, is_disabled=True)
+    with pytest.raises(model_hub.NotThereError, match=r"has disabled acme/Gone\."):
+        model_hub.fetch_repo("acme/Gone", config.load())
 
 
 def test_a_split_model_is_chosen_with_all_its_parts_in_order(hub: FakeHub) -> None:
@@ -88,7 +124,7 @@ def test_two_files_of_one_quantization_need_the_file_s_name(hub: FakeHub) -> Non
 
 def test_search(hub: FakeHub) -> None:
     demo(hub)
-    hub.add("acme/Other", {})
+    hub.add("acme/Demo-Torch", {"model.safetensors": b"1"})
     hits = model_hub.search("demo", config.load())
     assert [(hit.repo, hit.updated, hit.n_downloads) for hit in hits] == [("acme/Demo-GGUF", "2026-08-03", 5)]
     assert model_hub.search("a", config.load(), limit=1)[0].repo == "acme/Demo-GGUF"
@@ -119,6 +155,18 @@ def test_nothing_else_is_asked_and_nothing_is_told_of_the_user(hub: FakeHub) -> 
     assert agent.startswith("nemolocal/")
     assert "agent/" not in agent
     assert "torch" not in agent
+
+
+def test_the_hub_s_own_header_says_how_long_to_wait(hub: FakeHub) -> None:
+    hub.status, hub.reset_after = 429, 55
+    with pytest.raises(model_hub.RateLimitError, match=r"Wait 55 seconds.*HF_TOKEN"):
+        model_hub.fetch_repo("acme/Demo-GGUF", config.load())
+
+
+def test_search_by_what_was_quantized(hub: FakeHub) -> None:
+    hub.add("beta/Other-GGUF", {"x-Q4_0.gguf": b"1"}, base="acme/Demo")
+    hub.add("beta/Demo-GGUF", {"x-Q4_0.gguf": b"1"})
+    assert [hit.repo for hit in model_hub.search("", config.load(), base="acme/Demo")] == ["beta/Other-GGUF"]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from nemolocal.models.reference import HubRef, NamedRef, PathRef
         ("nemotron-3.5-lightning-30b-a3b", NamedRef("nemotron-3.5-lightning-30b-a3b")),
         ("hf:acme/Demo-GGUF", HubRef("acme/Demo-GGUF")),
         ("HF:acme/Demo-GGUF:q8_0", HubRef("acme/Demo-GGUF", quant="q8_0")),
+        ("hf:acme/Demo-GGUF:ud.q4-k-xl", HubRef("acme/Demo-GGUF", quant="UD-Q4_K_XL")),
         ("hf:acme/Demo-GGUF:Q8_0/Demo-1.gguf", HubRef("acme/Demo-GGUF", file="Q8_0/Demo-1.gguf")),
         ("models/a.gguf", PathRef(Path("models/a.gguf"))),
         ("/tmp/A.GGUF", PathRef(Path("/tmp/A.GGUF"))),
@@ -83,6 +84,22 @@ def test_what_can_never_be_a_model_is_refused_with_the_right_form(text: str, hin
         ("Demo-fp16.gguf", "F16"),
         ("BF16/Demo-00001-of-00003.gguf", "BF16"),
         ("Q8_0/Demo-Q4_0-00001-of-00002.gguf", "Q4_0"),
+        ("Demo.q8-0.gguf", "Q8_0"),
+        ("Demo-Q4KM.gguf", "Q4_K_M"),
+        ("demo.ud.q4-k-xl.gguf", "UD-Q4_K_XL"),
+        ("Demo-UD-IQ2_M.gguf", "UD-IQ2_M"),
+        ("Demo-Q6_K_L.gguf", "Q6_K_L"),
+        ("Demo-Q3_K_XL.gguf", "Q3_K_XL"),
+        ("Demo.i1-IQ3_XS.gguf", "IQ3_XS"),
+        ("demo-iq4-nl.gguf", "IQ4_NL"),
+        ("Demo-IQ4_KSS.gguf", "IQ4_KSS"),
+        ("Demo-mxfp4-moe.gguf", "MXFP4_MOE"),
+        ("Demo-TQ1_0.gguf", "TQ1_0"),
+        ("Demo-Q4_0_4_8.gguf", "Q4_0_4_8"),
+        ("Demo-BF16-Q4_K_M.gguf", "Q4_K_M"),
+        ("Demo-Q4_K_M-2.gguf", "Q4_K_M"),
+        ("Demo-Q5-00001-of-00002.gguf", "Q5"),
+        ("Demo.Q6_K.gguf.part1of2", "Q6_K"),
         ("Qwen3-Nemotron-32B.gguf", ""),
         ("best-of-breed.gguf", ""),
     ],
@@ -91,11 +108,36 @@ def test_quantization_from_a_file_name(name: str, quant: str) -> None:
     assert reference.quant_of(name) == quant
 
 
-def test_files_that_are_no_models_are_told_apart() -> None:
-    assert reference.kind_of("mmproj-Demo-F16.gguf") == "projector"
-    assert reference.kind_of("Demo.imatrix.gguf") == "imatrix"
-    assert reference.kind_of("mtp-Demo-Q4_0.gguf") == "draft"
-    assert reference.kind_of("Demo-Q4_0.gguf") == "model"
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("mmproj-Demo-F16.gguf", "projector"),
+        ("Demo.MMPROJ-f16.gguf", "projector"),
+        ("mmproj/F16.gguf", "projector"),
+        ("Demo.imatrix.gguf", "imatrix"),
+        ("imatrix_unsloth.gguf", "imatrix"),
+        ("mtp-Demo-Q4_0.gguf", "draft"),
+        ("MTP/Demo-Q8_0.gguf", "draft"),
+        ("Demo-draft-Q8_0.gguf", "draft"),
+        ("Demo-EAGLE3-BF16.gguf", "draft"),
+        ("Demo-DFlash-Q4_K_M.gguf", "draft"),
+        ("Demo-lora-f16.gguf", "adapter"),
+        ("Demo-lora.Q4_K_M.gguf", "model"),
+        ("Demo-lora-merged-F16.gguf", "model"),
+        ("ggml-vocab-llama-bpe.gguf", "other"),
+        ("Demo-MTP-Q4_K_M.gguf", "model"),
+        ("Demo-Q4_0.gguf", "model"),
+        ("Draftsman-7B-Q4_0.gguf", "model"),
+    ],
+)
+def test_files_that_are_no_models_are_told_apart(name: str, kind: str) -> None:
+    assert reference.kind_of(name) == kind
+
+
+def test_quantizations_of_one_model_have_one_name() -> None:
+    names = ["UD-Q4_K_XL/Demo-7B-UD-Q4_K_XL-00001-of-00002.gguf", "demo_7B.Q8_0.gguf", "Demo-7b-iq4-nl.gguf"]
+    assert {reference.name_of(name) for name in names} == {"demo-7b"}
+    assert reference.name_of("Demo-8B.Q8_0.gguf") != "demo-7b"
 
 
 def test_parts_become_one_model_whatever_their_order() -> None:
