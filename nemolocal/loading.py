@@ -106,6 +106,8 @@ class Loader:
                 found, note = await asyncio.to_thread(self._find_room, candidates, view, residents)
                 model = next(x for x in candidates if str(x.path) == found.plan.candidate.file)
                 self.failures.check(model.path, self._name_of(model))
+                if len(candidates) > 1 and load_settings.get(model.ref, self._config):
+                    return await self.decide((model,), residents)
                 if found.leaving:
                     return MakeRoom(tuple(residents[i] for i in found.leaving))
                 spec = await asyncio.to_thread(load_spec.build, found.plan, view.hardware, view.config)

@@ -516,3 +516,30 @@ async def test_kept_settings_that_cannot_be_met_are_named_as_the_cause() -> None
         await ask(made, "one")
     await ask(made, "two")
     await made.close()
+
+
+async def test_of_several_files_the_one_that_is_chosen_brings_its_settings() -> None:
+    folder = config.load().models_dir / "acme" / "nano"
+    folder.mkdir(parents=True)
+    for quant in ("Q4_K_M", "Q8_0"):
+        shutil.copy(config.load().models_dir / "one.gguf", folder / f"nano-{quant}.gguf")
+    pc = Pc()
+    await load_and_close(pc, "hf:acme/nano")
+    chosen = pc.specs[0].path
+    quant = "Q8_0" if "Q8_0" in chosen else "Q4_K_M"
+    load_settings.put(f"hf:acme/nano:{quant}", {"ctx": 768}, config.load())
+    await load_and_close(pc, "hf:acme/nano")
+    assert (pc.specs[1].path, pc.specs[1].n_ctx) == (chosen, 768)
+    load_settings.forget(f"hf:acme/nano:{quant}", config.load())
+    load_settings.put("hf:acme/nano", {"ctx": 640}, config.load())
+    for ref in ("hf:acme/nano", f"hf:acme/nano:{quant}"):
+        await load_and_close(pc, ref)
+        assert (pc.specs[-1].path, pc.specs[-1].n_ctx) == (chosen, 640)
+
+
+async def test_a_plan_by_name_knows_what_loads_have_shown() -> None:
+    pc = Pc()
+    await load_and_close(pc)
+    plan = planning.plan("one", config.load(), pc.hardware)
+    assert plan.placement.shares[0].overhead_bytes == 800 * MIB
+    assert planning.plan("one", config.load(), pc.hardware, Learned()) != plan

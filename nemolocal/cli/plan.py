@@ -25,10 +25,11 @@ def plan(
     as_json: options.AsJson = False,
 ) -> None:
     """Show which file of a model would run here, on which devices, and why. Downloads nothing."""
+    from nemolocal import load_settings
     from nemolocal.hardware import survey
     from nemolocal.models import planning
 
-    made = planning.plan(ref, config, survey(config))
+    made = planning.plan(ref, load_settings.applied(config, [ref]), survey(config))
     if as_json:
         output.print_json(made.to_dict())
     else:

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from nemolocal.config import Config
 from nemolocal.errors import DoesNotFitError, ModelFileError, UsageError
 from nemolocal.hardware import Hardware
-from nemolocal.models import choice, planning
+from nemolocal.models import choice, measured, planning
 from nemolocal.models.learned import Learned
 from nemolocal.models.overview import ListedModel
 from nemolocal.models.plans import Plan
@@ -52,6 +52,7 @@ def all_of(
     models: Iterable[ListedModel], config: Config, hardware: Hardware, learned: Learned | None = None
 ) -> dict[str, Fit]:
     """The fit of each model by its id; models whose files cannot be used are left out."""
+    learned = measured.learned(config, hardware) if learned is None else learned
     return {
         model.id: fit(model.id, config, hardware, learned)
         for model in models

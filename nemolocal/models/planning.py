@@ -11,7 +11,7 @@ from typing import Literal, cast
 from nemolocal.config import Config
 from nemolocal.errors import DoesNotFitError, UsageError
 from nemolocal.hardware import Hardware
-from nemolocal.models import adapters, catalog, memory, offers, placement, reference, sizing, store
+from nemolocal.models import adapters, catalog, measured, memory, offers, placement, reference, sizing, store
 from nemolocal.models.choice import Aim, Candidate
 from nemolocal.models.learned import Learned
 from nemolocal.models.memory import KvType
@@ -22,10 +22,12 @@ from nemolocal.models.store import LocalModel
 
 def plan(ref: str, config: Config, hardware: Hardware, learned: Learned | None = None) -> sizing.Plan:
     """How the model that `ref` names would be loaded, whether it is on this machine or only in the catalogue.
+    `learned` is None for what earlier loads on this machine have shown.
 
     Raises what reading the reference, finding the model and planning raise.
     """
     parsed = reference.parse(ref)
+    learned = measured.learned(config, hardware) if learned is None else learned
     wished = replace(wish(config), quant="" if isinstance(parsed, PathRef) else parsed.quant)
 
     def decide_among(files: Sequence[Candidate]) -> sizing.Plan:

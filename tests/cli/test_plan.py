@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nemolocal import config, load_settings
 from tests.cli.conftest import Cli, is_one_error
 
 PROFILE = """
@@ -81,3 +82,12 @@ def test_refusals_are_one_line(cli: Cli, tmp_path: Path, arguments: tuple[str, .
     small = tmp_path / "small.toml"
     small.write_text(PROFILE.replace("24696061952", "4000000000").replace("55834574848", "9000000000"))
     assert is_one_error(cli("plan", *arguments, "--hardware", small), code)
+
+
+def test_load_settings_that_are_kept_for_a_model_are_planned_with(cli: Cli, profile: Path) -> None:
+    settings = config.load()
+    load_settings.put("nemotron-nano-9b-v2", {"ctx": 12288, "slots": 2}, settings)
+    kept = plan(cli, "nemotron-nano-9b-v2", "--hardware", profile)
+    assert (kept["context"], kept["slots"]) == (12288, 2)
+    given = plan(cli, "nemotron-nano-9b-v2", "--hardware", profile, "--ctx", "4096")
+    assert (given["context"], given["slots"]) == (4096, 2)
