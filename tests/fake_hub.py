@@ -238,6 +238,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "gated": repo.is_gated,
                 "lastModified": "2026-08-03T10:00:00.000Z",
             }
+            | ({"siblings": [{"rfilename": path} for path in repo.files]} if "full" in query else {})
             for name, repo in self.hub.repos.items()
             if words in name.lower()
             and any(path.endswith(".gguf") for path in repo.files)

@@ -29,9 +29,11 @@ class Server:
 
 
 @contextlib.contextmanager
-def starter_server(starter_path: Path, home: Path, *flags: str) -> Iterator[Server]:
-    """`nemolocal serve` with the starter model, on a free port and below `home`, once it answers. Fails when
-    it printed a traceback or does not end when told to."""
+def starter_server(
+    starter_path: Path, home: Path, *flags: str, ref: str = "starter", is_offline: bool = True
+) -> Iterator[Server]:
+    """`nemolocal serve` with the starter model by one of its names, on a free port and below `home`, once it
+    answers. Fails when it printed a traceback or does not end when told to."""
     folder = home / "data" / "models" / "HuggingFaceTB" / "SmolLM2-135M-Instruct"
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / starter_path.name).exists():
@@ -39,8 +41,8 @@ def starter_server(starter_path: Path, home: Path, *flags: str) -> Iterator[Serv
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "nemolocal.cli.app", "serve", "--model", "starter"]
-    command += ["--port", str(port), "--offline", *flags]
+    command = [sys.executable, "-m", "nemolocal.cli.app", "serve", "--model", ref, "--port", str(port)]
+    command += [*(["--offline"] if is_offline else []), *flags]
     env = os.environ | {"NEMOLOCAL_HOME": str(home)}
     with (home / "output").open("w+") as output:
         process = subprocess.Popen(command, env=env, stdout=output, stderr=output)

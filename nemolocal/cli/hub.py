@@ -49,6 +49,7 @@ def search(
                     "likes": hit.n_likes,
                     "gated": hit.is_gated,
                     "updated": hit.updated,
+                    "quants": list(hit.quants),
                 }
                 for hit in hits
             ]
@@ -57,10 +58,12 @@ def search(
     if not hits:
         output.note(f"The hub has no GGUF models for '{query}'.")
         return
-    rows = output.table("Reference", "Downloads", "Likes", "Updated", "Terms", right=["Downloads", "Likes"])
+    columns = ("Reference", "Downloads", "Likes", "Updated", "Terms", "Quants")
+    rows = output.table(*columns, right=["Downloads", "Likes"])
     for hit in hits:
         terms = "to be accepted" if hit.is_gated else ""
-        rows.add_row(f"hf:{hit.repo}", f"{hit.n_downloads:,}", f"{hit.n_likes:,}", hit.updated, terms)
+        counts = (f"{hit.n_downloads:,}", f"{hit.n_likes:,}")
+        rows.add_row(f"hf:{hit.repo}", *counts, hit.updated, terms, ", ".join(hit.quants))
     output.console().print(rows)
 
 

@@ -199,8 +199,10 @@ def _plan_wheel(row: CatalogFile, config: Config) -> _Plan:
 
 def _plan_row(model: CatalogModel, row: CatalogFile, config: Config, note: Note) -> _Plan:
     """The catalogue says which file; the hub has the last word on its name, size and hash. Where a repository
-    is gone or lacks the file, the model's others are asked in their order."""
+    is gone, lacks the file or is closed to who has no token, the model's others are asked in their order."""
     missing: list[HubError | ModelNotFoundError] = []
+    closed: list[_Plan] = []
+    has_token = "authorization" in hub.auth_headers()
     for name in dict.fromkeys((row.repo, *model.other_repos)):
         try:
             repo = hub.fetch_repo(name, config)
@@ -210,9 +212,15 @@ def _plan_row(model: CatalogModel, row: CatalogFile, config: Config, note: Note)
         except (hub.NotThereError, ModelNotFoundError) as error:
             missing.append(error)
             continue
-        if missing:
-            note(f"{missing[0].message} Taking it from {name}.")
+        if repo.is_gated and not has_token:
+            closed.append(_plan_hub(repo, chosen, config))
+            continue
+        if missing or closed:
+            why = missing[0].message if missing else f"{closed[0].repo} wants its terms accepted."
+            note(f"{why} Taking it from {name}.")
         return _plan_hub(repo, chosen, config)
+    if closed:
+        return closed[0]
     others = [name for name in model.other_repos if name != row.repo]
     if others:
         missing[0].hint = f"{missing[0].hint} Nor is it in {' or '.join(others)}."

@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -27,7 +27,7 @@ import nemolocal
 from nemolocal.config import Config
 from nemolocal.errors import ConfigError, HubError, OfflineError, UsageError
 from nemolocal.models.gguf import is_raw_part
-from nemolocal.models.reference import SUFFIX, is_plain_path, is_repo
+from nemolocal.models.reference import SUFFIX, group_files, is_plain_path, is_repo
 from nemolocal.models.repos import HubRepo, RemoteFile, gather
 
 REQUEST_TIMEOUT_S = 10.0
@@ -42,13 +42,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    """A repository with GGUF files. `updated` is a date like 2026-08-03, or ""."""
+    """A repository with GGUF files. `updated` is a date like 2026-08-03, or ""; `quants` are the
+    quantizations that its files name, in the order of the files."""
 
     repo: str
     n_downloads: int
     n_likes: int
     is_gated: bool
     updated: str = ""
+    quants: tuple[str, ...] = ()
 
 
 class NotThereError(HubError):
@@ -87,6 +89,7 @@ def search(query: str, config: Config, *, base: str = "", limit: int = 20) -> tu
         "filter": ["gguf", f"base_model:quantized:{base}"] if base else ["gguf"],
         "sort": "downloads",
         "limit": limit,
+        "full": "true",  # the names of the files too
     }
 
     def ask() -> tuple[SearchHit, ...]:
@@ -295,4 +298,11 @@ def _read_hit(item: Mapping[str, Any]) -> SearchHit:
         n_likes=item.get("likes") or 0,
         is_gated=bool(item.get("gated")),
         updated=(item.get("lastModified") or "")[:10],
+        quants=_quants([file["rfilename"] for file in item.get("siblings") or []]),
     )
+
+
+def _quants(names: Sequence[str]) -> tuple[str, ...]:
+    plain = (name for name in names if is_plain_path(name))
+    models = [group for group in group_files(plain) if group.kind == "model" and group.quant]
+    return tuple(dict.fromkeys(group.quant for group in models))

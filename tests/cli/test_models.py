@@ -140,7 +140,14 @@ def test_list_with_fit_of_a_broken_file_and_of_a_wish_that_not_every_model_can_m
 def test_search(cli: Cli, published: fake_hub.FakeHub) -> None:
     found = json.loads(cli("models", "search", "tiny", "--json").out)
     assert found == [
-        {"ref": f"hf:{REPO}", "downloads": 5, "likes": 1, "gated": False, "updated": "2026-08-03"}
+        {
+            "ref": f"hf:{REPO}",
+            "downloads": 5,
+            "likes": 1,
+            "gated": False,
+            "updated": "2026-08-03",
+            "quants": ["Q4_K_M", "Q8_0"],
+        }
     ]
     assert f"hf:{REPO}" in cli("models", "search", "tiny").out
     nothing = cli("models", "search", "zzz")

@@ -127,6 +127,7 @@ def test_search(hub: FakeHub) -> None:
     hub.add("acme/Demo-Torch", {"model.safetensors": b"1"})
     hits = model_hub.search("demo", config.load())
     assert [(hit.repo, hit.updated, hit.n_downloads) for hit in hits] == [("acme/Demo-GGUF", "2026-08-03", 5)]
+    assert hits[0].quants == ("Q6_K", "Q4_K_M", "Q8_0")
     assert model_hub.search("a", config.load(), limit=1)[0].repo == "acme/Demo-GGUF"
     assert "filter=gguf" in hub.requests[0].path
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from nemolocal import config
-from nemolocal.errors import OfflineError
-from nemolocal.models import catalog, download, online
+from nemolocal.errors import HubError, OfflineError
+from nemolocal.models import catalog, download, online, upkeep
 from nemolocal.models import hub as model_hub
 from nemolocal.models.catalog import Catalog
 from tests import synthetic
@@ -128,3 +128,22 @@ def test_a_model_is_taken_from_its_next_repository_where_the_first_is_gone(
     model = download.pull("demo-1b:Q8_0", config.load(), known=known, note=notes.append)
     assert model.repo == "beta/Demo-GGUF"
     assert any("Taking it from beta/Demo-GGUF" in note for note in notes)
+
+
+def test_a_model_is_taken_from_where_nobody_has_to_ask(
+    hub: FakeHub, known: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = synthetic.write_tiny(tmp_path / "tiny.gguf").read_bytes()
+    hub.add(REPO, {"Demo-Q8_0.gguf": data}, is_gated=True)
+    with pytest.raises(HubError, match="terms have to be accepted"):
+        download.pull("demo-1b:Q8_0", config.load(), known=known)
+    hub.add("beta/Demo-GGUF", {"Other-Q8_0.gguf": data})
+    notes: list[str] = []
+    model = download.pull("demo-1b:Q8_0", config.load(), known=known, note=notes.append)
+    assert (model.repo, notes) == (
+        "beta/Demo-GGUF",
+        [f"{REPO} wants its terms accepted. Taking it from beta/Demo-GGUF."],
+    )
+    upkeep.remove("demo-1b:Q8_0", config.load(), known)
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    assert download.pull("demo-1b:Q8_0", config.load(), known=known).repo == REPO
