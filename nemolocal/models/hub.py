@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -29,6 +30,7 @@ from nemolocal.errors import ConfigError, HubError, OfflineError, UsageError
 from nemolocal.models.gguf import is_raw_part
 from nemolocal.models.reference import SUFFIX, group_files, is_plain_path, is_repo
 from nemolocal.models.repos import HubRepo, RemoteFile, gather
+from nemolocal.models.streams import LOOK_S, refuse_stopped
 
 REQUEST_TIMEOUT_S = 10.0
 """For one connection, and for a pause within an answer."""
@@ -64,21 +66,20 @@ class RateLimitError(HubError):
 # Questions ----------------------------------------------------------------------------------------
 
 
-def fetch_repo(repo: str, config: Config, *, revision: str | None = None) -> HubRepo:
-    """List a repository's GGUF models at its newest commit, or at `revision`.
+def fetch_repo(repo: str, config: Config, *, stop: threading.Event | None = None) -> HubRepo:
+    """List a repository's GGUF models at its newest commit.
 
-    Raises OfflineError when the hub cannot be asked, HubError when it refuses.
+    Raises OfflineError when the hub cannot be asked, HubError when it refuses, DownloadStoppedError once
+    `stop` is set.
     """
     if not is_repo(repo):
         raise UsageError(f"'{repo}' is no repository.", hint="Write OWNER/REPO.")
 
     def ask() -> HubRepo:
-        info = _api(config).model_info(
-            repo, revision=revision, files_metadata=True, timeout=REQUEST_TIMEOUT_S
-        )
+        info = _api(config).model_info(repo, files_metadata=True, timeout=REQUEST_TIMEOUT_S)
         return _read_repo(info)
 
-    return _ask(ask, config, what=repo)
+    return _ask(ask, config, what=repo, stop=stop)
 
 
 def search(query: str, config: Config, *, base: str = "", limit: int = 20) -> tuple[SearchHit, ...]:
@@ -207,7 +208,7 @@ def _api(config: Config) -> HfApi:
     return HfApi(endpoint=endpoint(config), library_name="nemolocal", library_version=nemolocal.__version__)
 
 
-def _ask(question: Callable[[], T], config: Config, *, what: str) -> T:
+def _ask(question: Callable[[], T], config: Config, *, what: str, stop: threading.Event | None = None) -> T:
     """Run a question with a time limit for the whole, and turn its failures into ours."""
     refuse_offline(config, what=f"Asking the hub for {what}")
     endpoint(config)
@@ -224,10 +225,17 @@ def _ask(question: Callable[[], T], config: Config, *, what: str) -> T:
 
     # A daemon, so that a name server that never answers cannot hold up the end of the program either.
     threading.Thread(target=run, name="hub", daemon=True).start()
-    try:
-        answer = answers.get(timeout=ANSWER_TIMEOUT_S)
-    except queue.Empty:
-        raise unreachable(config, f"no answer within {ANSWER_TIMEOUT_S:.0f} seconds") from None
+    patience_ends = time.monotonic() + ANSWER_TIMEOUT_S
+    while True:
+        try:
+            answer = answers.get(timeout=LOOK_S)
+            break
+        except queue.Empty:
+            if stop:
+                refuse_stopped(stop)
+            if time.monotonic() > patience_ends:
+                why = f"no answer within {ANSWER_TIMEOUT_S:.0f} seconds"
+                raise unreachable(config, why) from None
     if answer[0]:
         return answer[1]
     raise _translate(answer[1], config, what=what) from None

@@ -37,18 +37,23 @@ class RemoteHeader:
     shape: ModelShape
 
 
-def read_header(repo: HubRepo, model: RemoteModel, config: Config) -> RemoteHeader:
+def read_header(
+    repo: HubRepo, model: RemoteModel, config: Config, *, stop: threading.Event | None = None
+) -> RemoteHeader:
     """The header of a model of a repository, of all its parts; from the disk where it was read before.
 
     Raises ModelFileError for a file that is no model that could be loaded (its architecture unknown to
-    llama.cpp, say), HubError and OfflineError when it cannot be read.
+    llama.cpp, say), HubError and OfflineError when it cannot be read, DownloadStoppedError once `stop` is
+    set.
     """
     key = f"{repo.id} {repo.revision} {model.first}"
     known = kept.header(key, config)
     if known:
         return RemoteHeader(*known)
     hub.refuse_offline(config, what=f"Reading the header of {model.first}")
-    heads = [_Head(repo, file, config, is_first=file is model.files[0]) for file in model.files]
+    stop = stop or threading.Event()
+    sizes = [FIRST_BYTES, *[FIRST_BYTES_OF_PART] * (len(model.files) - 1)]
+    heads = [_Head(repo, file, config, stop, n_first=n) for file, n in zip(model.files, sizes, strict=True)]
     with ThreadPoolExecutor(N_PARTS_AT_ONCE) as pool:
         streams_of = list(pool.map(_Head.whole, heads))
     try:
@@ -68,10 +73,12 @@ def read_header(repo: HubRepo, model: RemoteModel, config: Config) -> RemoteHead
 class _Head:
     """The beginning of a remote file, as long as its header needs."""
 
-    def __init__(self, repo: HubRepo, file: RemoteFile, config: Config, *, is_first: bool) -> None:
+    def __init__(
+        self, repo: HubRepo, file: RemoteFile, config: Config, stop: threading.Event, *, n_first: int
+    ) -> None:
         self.file = file
-        self._repo, self._config = repo, config
-        self._n_first = FIRST_BYTES if is_first else FIRST_BYTES_OF_PART
+        self._repo, self._config, self._stop = repo, config, stop
+        self._n_first = n_first
         self._bytes = b""
 
     def whole(self) -> io.BytesIO:
@@ -116,7 +123,7 @@ class _Head:
         n_skipped = 0
         try:
             with streams.get(
-                url, headers=asked, timeout=httpx2.Timeout(hub.REQUEST_TIMEOUT_S), stop=threading.Event()
+                url, headers=asked, timeout=httpx2.Timeout(hub.REQUEST_TIMEOUT_S), stop=self._stop
             ) as answer:
                 self._check(answer.head)
                 n_skipped = 0 if answer.head.status_code == 206 else start

@@ -8,6 +8,7 @@ import io
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -252,13 +253,23 @@ def test_a_stop_ends_the_wait_for_another_process(hub: FakeHub) -> None:
     assert download.pull(BIG, config.load()).bytes == N_BYTES
 
 
-def test_what_was_stopped_before_it_began_asks_for_no_bytes(hub: FakeHub) -> None:
+def test_a_stop_ends_the_wait_for_a_hub_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        for ref in (BIG, "nemotron-3-nano-4b:Q4_K_M"):
+            stopper = Stopper(ref)
+            connection, _ = silent.accept()
+            assert stopper.is_stopped_soon()
+            connection.close()
+
+
+def test_what_was_stopped_before_it_began_asks_for_nothing(hub: FakeHub) -> None:
     big(hub)
     stop = threading.Event()
     stop.set()
     with pytest.raises(DownloadStoppedError):
         download.pull(BIG, config.load(), stop=stop)
-    assert hub.transfers() == []
+    assert hub.requests == []
     assert found_files() == []
 
 
