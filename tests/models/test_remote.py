@@ -29,12 +29,21 @@ REPO = "acme/Demo-GGUF"
 DESK = machine(("NVIDIA GeForce RTX 3060", 12))
 
 
-def header_of(tmp_path: Path, *, model: str = "llama", type_name: str = "Q8_0", **options: object) -> bytes:
-    """A model without its weights' bytes, which the fake hub announces but nobody asks for."""
-    shape = replace(synthetic.TINY[model], n_vocab=90_000)  # its vocabulary does not fit the first request
-    path = tmp_path / f"{model}-{type_name}.gguf"
-    synthetic.write(path, shape, weights="none", type_name=type_name, **options)  # type: ignore[arg-type]
-    return path.read_bytes()
+def header_of(
+    tmp_path: Path, *, model: str = "llama", type_name: str = "Q8_0", architecture: str = ""
+) -> bytes:
+    """A model whose weights are zeros and whose vocabulary does not fit the first request."""
+    made = _made.get((model, type_name, architecture))
+    if made is None:
+        overrides = {"general.architecture": architecture} if architecture else {}
+        shape = replace(synthetic.TINY[model], n_vocab=60_000)
+        path = tmp_path / "made.gguf"
+        synthetic.write(path, shape, weights="none", type_name=type_name, overrides=overrides)
+        made = _made[model, type_name, architecture] = path.read_bytes()
+    return made
+
+
+_made: dict[tuple[str, str, str], bytes] = {}
 
 
 @pytest.fixture
@@ -151,7 +160,7 @@ def test_a_split_model_is_read_part_by_part(hub: FakeHub, tmp_path: Path) -> Non
 
 
 def test_of_later_parts_little_is_read(hub: FakeHub, tmp_path: Path) -> None:
-    shape = replace(synthetic.TINY["llama"], n_vocab=90_000)
+    shape = replace(synthetic.TINY["llama"], n_vocab=60_000)
     synthetic.write(tmp_path / "Demo.gguf", shape, n_tensors_per_part=12)
     parts = {path.name: path.read_bytes() for path in sorted(tmp_path.glob("Demo-0*.gguf"))}
     hub.add(REPO, parts)
@@ -246,7 +255,7 @@ def test_a_quantization_that_cannot_be_loaded_is_passed_over(
 
 
 def test_an_unknown_architecture_is_refused_by_name(hub: FakeHub, tmp_path: Path) -> None:
-    header = header_of(tmp_path, overrides={"general.architecture": "tomorrow"})
+    header = header_of(tmp_path, architecture="tomorrow")
     large = header + bytes(download.WORTH_ASKING_BYTES)
     hub.add(REPO, {"Demo-Q8_0.gguf": large})
     for act in (plan, lambda ref: download.pull(ref, config.load())):
