@@ -29,6 +29,25 @@
   };
   body.classList.toggle("settings-open", hasRoom() && localStorage.getItem("nemolocal.panel") === "open");
 
+  // One view at a time: the chat, the models, the hardware. The address remembers which.
+  const views = ["chat", "models", "hardware"];
+  const show = (view) => {
+    for (const each of views) body.classList.toggle(`view-${each}`, each === view);
+    history.replaceState(null, "", `${location.pathname}${location.search}${view === "chat" ? "" : `#${view}`}`);
+    tidy();
+  };
+  const first = views.includes(location.hash.slice(1)) ? location.hash.slice(1) : "chat";
+  body.classList.add(`view-${first}`);
+  if (first !== "chat") {
+    // Filled by the button's own event, once it is there and wired.
+    const opening = setInterval(() => {
+      const button = document.querySelector(`#nav-${first}`);
+      if (!button || !document.querySelector("#status .state")) return;
+      clearInterval(opening);
+      button.click();
+    }, 100);
+  }
+
   // What gradio does not say of its elements. It may draw them anew at any time, so this looks after every
   // change; to set what is set already changes nothing.
   const set = (element, name, value) => {
@@ -40,6 +59,11 @@
     if (panel && panel.inert === isOpen) panel.inert = !isOpen;
     set(document.querySelector("#settings-toggle"), "aria-expanded", String(isOpen));
     set(document.querySelector("#settings-toggle"), "aria-controls", "settings");
+    for (const view of views) {
+      const isShown = body.classList.contains(`view-${view}`);
+      set(document.querySelector(`#nav-${view}`), "aria-current", isShown ? "page" : "false");
+    }
+    set(document.querySelector("#models-said"), "role", "status");
     set(document.querySelector("#notice"), "role", "alert");
     set(document.querySelector("#status"), "role", "status");
     for (const line of document.querySelectorAll("#messages [data-testid=bot]:has(small)")) {
@@ -53,14 +77,30 @@
   new MutationObserver(tidy).observe(body, { childList: true, subtree: true });
   document.documentElement.lang = "en";
 
+  // Buttons that the server drew hand themselves back through a hidden field of their part of the page.
+  const press = ({ dataset, parentElement }) => {
+    const part = parentElement.closest("#proposal") ? "#proposal-presses" : "#models-presses";
+    const field = document.querySelector(`${part} :is(textarea, input)`);
+    if (!field) return;
+    const set = Object.getOwnPropertyDescriptor(Object.getPrototypeOf(field), "value").set;
+    set.call(field, JSON.stringify({ act: dataset.act, ref: dataset.ref, at: Date.now() }));
+    field.dispatchEvent(new Event("input", { bubbles: true }));
+  };
+
   const actions = {
     shade: toggleShade,
     "settings-toggle": () => openSettings(!body.classList.contains("settings-open")),
+    "nav-chat": () => show("chat"),
+    "nav-models": () => show("models"),
+    "nav-hardware": () => show("hardware"),
+    "new-chat": () => show("chat"),
     "export": () => { location.href = `chat.md?tab=${encodeURIComponent(tab)}`; },
   };
   document.addEventListener("click", (event) => {
     const button = event.target.closest?.("button");
     if (button && Object.hasOwn(actions, button.id)) actions[button.id]();
+    if (button?.dataset.act === "models") document.querySelector("#nav-models")?.click();
+    else if (button?.dataset.act) press(button);
   });
 
   // The server puts an invisible character where a tag could begin, and characters of its own for the marks

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -21,10 +22,11 @@ from nemolocal.embedders import Access, ServedEmbedder, ServedReranker, check_pu
 from nemolocal.errors import EngineError, ModelNotFoundError, NemoLocalError
 from nemolocal.hardware import Hardware
 from nemolocal.loading import EngineStart, Loader
-from nemolocal.models import catalog, reference, store
+from nemolocal.models import catalog, measured, reference, room, store
 from nemolocal.models.reference import PathRef
 from nemolocal.models.store import LocalModel, Purpose
 from nemolocal.residency import Candidates, Residency, Resident
+from nemolocal.shelf import Shelf
 from nemolocal.totals import ModelTotals, Totals
 from nemolocal.types import (
     Finish,
@@ -60,11 +62,12 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory. `gpu_bytes` are measured where the driver tells, else the plan's, as `ram_bytes`
-    are. `n_active` requests use it, of which `n_waiting` wait for a slot. Of the `n_cells` of its KV cache
-    `n_taken_cells` hold something; both are 0 for a model that has none. `expires_in_s` is the time until it
-    is unloaded where nobody asks for it, None while it is in use or where it stays. `note` says in one line
-    what is unusual about its plan, "" where nothing is."""
+    """A model in memory, called `id` here; `ref` is its reference as the models folder has it. `gpu_bytes`
+    are measured where the driver tells, else the plan's, as `ram_bytes` are. `n_active` requests use it, of
+    which `n_waiting` wait for a slot. Of the `n_cells` of its KV cache `n_taken_cells` hold something; both
+    are 0 for a model that has none. `expires_in_s` is the time until it is unloaded where nobody asks for it,
+    None while it is in use or where it stays. `note` says in one line what is unusual about its plan, ""
+    where nothing is."""
 
     id: str
     device: str
@@ -78,6 +81,7 @@ class LoadedModel:
     n_waiting: int = 0
     n_cells: int = 0
     n_taken_cells: int = 0
+    ref: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,22 @@ class Service:
         self._last_used: LocalModel | None = None
         self._admitted: dict[str, LocalModel] = {}  # by the reference as it was written
         self._listing: tuple[float, list[LocalModel]] | None = None
+        look = detect or (lambda: hardware_module.survey(config))
+        self.shelf = Shelf(
+            config,
+            detect=lambda: self._bare(look()),
+            learned=partial(measured.learned, config),
+            on_change=self._forget_listing,
+        )
+
+    def _bare(self, machine: Hardware) -> Hardware:
+        """The machine as it would be with nothing of ours loaded."""
+        if self.config.settings.hardware:  # a profile tells of it so
+            return machine
+        return room.given_back(machine, [resident.footprint for resident in self._residency.residents])
+
+    def _forget_listing(self) -> None:
+        self._listing = None
 
     # Life ----------------------------------------------------------------------------------------
 
@@ -152,6 +172,7 @@ class Service:
             await asyncio.gather(self._start_up, return_exceptions=True)
         await self._residency.close()
         await asyncio.to_thread(self._loader.close)
+        await asyncio.to_thread(self.shelf.close)
         self._loader.problem = None
 
     def status(self) -> Status:
@@ -457,6 +478,7 @@ def _loaded(resident: Resident) -> LoadedModel:
         n_waiting=min(engine.occupancy.n_waiting, resident.n_leases),
         n_cells=engine.occupancy.n_cells,
         n_taken_cells=engine.occupancy.n_taken_cells,
+        ref=resident.model.ref,
     )
 
 

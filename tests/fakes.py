@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from nemolocal import config
 from nemolocal.errors import ContextLengthError, ModelNotFoundError
 from nemolocal.service import LoadedModel, ModelCard, Service, Status
+from nemolocal.shelf import Shelf
 from nemolocal.totals import ModelTotals
 from nemolocal.types import (
     Candidate,
@@ -24,6 +25,7 @@ from nemolocal.types import (
     Usage,
 )
 from nemolocal.vectors import Scores, Vectors
+from tests.profiles import machine
 
 
 class FakeTextModel:
@@ -139,6 +141,7 @@ class FakeService(Service):
         self.in_memory: list[LoadedModel] = []
         self.done: dict[str, ModelTotals] = {}
         self.kept_alive_s: list[float | None] = []  # what each call of find_model asked for
+        self.shelf = Shelf(self.config, detect=lambda: machine(ram_gib=0.5))  # on which nothing new fits
 
     async def start(self, refs: Sequence[str] = ()) -> None:
         self.started.append(tuple(refs))

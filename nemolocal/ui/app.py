@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+from functools import partial
 
 # Before gradio is imported, which reads them. Nothing of this page is ever reported to anyone, and no table
 # of timings is worked out after each event, for which gradio would load pandas.
@@ -21,7 +22,7 @@ from starlette.types import ASGIApp
 
 from nemolocal import config
 from nemolocal.service import Service
-from nemolocal.ui import chat, models, settings
+from nemolocal.ui import chat, hardware, models, picker, settings, start
 from nemolocal.ui.conversation import to_markdown
 from nemolocal.ui.tabs import Tabs
 from nemolocal.ui.theme import theme
@@ -35,19 +36,32 @@ def build(service: Service, tabs: Tabs | None = None) -> gr.Blocks:
     with blocks:
         with gr.Row(elem_id="header"):
             gr.Markdown(f"# {TITLE}", elem_id="brand", container=False)
-            picker = models.build()
+            chosen = picker.build()
             new = gr.Button("New chat", elem_id="new-chat", min_width=40)
             # These three are the browser's own business: assets/page.js answers them.
             gr.Button("Export as Markdown", elem_id="export", min_width=40)
             gr.Button("Light or dark", elem_id="shade", min_width=40)
             gr.Button("Settings", elem_id="settings-toggle", min_width=40)
+            with gr.Row(elem_id="nav"):  # page.js shows one view at a time
+                to_chat = gr.Button("Chat", elem_id="nav-chat", min_width=40)
+                to_models = gr.Button("Models", elem_id="nav-models", min_width=40)
+                to_hardware = gr.Button("Hardware", elem_id="nav-hardware", min_width=40)
         with gr.Row(elem_id="body"):
             main = gr.Column(elem_id="main")
             with gr.Column(elem_id="settings"):
                 panel = settings.build()
             with main:
-                opened = chat.build(service, tabs or Tabs(), chat.Shared(blocks, picker, new, panel.fields))
-        settings.wire(service, panel, picker, opened.then)
+                start.build(service, blocks)
+                opened = chat.build(service, tabs or Tabs(), chat.Shared(blocks, chosen, new, panel.fields))
+        with gr.Column(elem_id="models-view", elem_classes="view"):
+            timers = [models.build(service, to_models)]
+        with gr.Column(elem_id="hardware-view", elem_classes="view"):
+            timers.append(hardware.build(service, to_hardware))
+        for button, seen in ((to_chat, None), (to_models, timers[0]), (to_hardware, timers[1])):
+            # Only what is seen looks at anything again and again.
+            switched = [gr.Timer(active=timer is seen) for timer in timers]
+            button.click(partial(list, switched), None, timers, queue=False, api_visibility="private")
+        settings.wire(service, panel, chosen, opened.then)
     return blocks
 
 

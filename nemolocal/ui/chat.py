@@ -12,7 +12,7 @@ import gradio as gr
 
 from nemolocal import config
 from nemolocal.service import Service
-from nemolocal.ui import conversation, models, status
+from nemolocal.ui import conversation, picker, status
 from nemolocal.ui.answer import Frame, answer
 from nemolocal.ui.conversation import Chat
 from nemolocal.ui.markup import LATEX_DELIMITERS, unguarded
@@ -167,22 +167,22 @@ class Desk:
             return
         yield [status.line(self.service.status(), meter), ""]
         try:
-            async for state in models.load(self.service, ref):
+            async for state in picker.load(self.service, ref):
                 yield [status.line(state, meter), gr.skip()]
         except Exception as error:  # the page's border
             yield [status.line(self.service.status(), meter), status.notice(as_problem(error))]
 
     def models(self, ref: str | None) -> gr.Dropdown:
         """The picker with the models that are there by now."""
-        found = models.choices(self.service)
+        found = picker.choices(self.service)
         return gr.Dropdown(choices=found, value=ref if ref in [id for _, id in found] else None)
 
     def open(self, request: gr.Request) -> list[Any]:
         """A page was opened or reloaded. Values for tab, chat, messages, status and the model picker."""
         tab = str(request.query_params.get("tab", ""))
         chat = self.tabs.recall(tab)
-        picker = gr.Dropdown(choices=models.choices(self.service), value=models.selected(self.service))
-        return [tab, chat, conversation.display(chat), status.line(self.service.status(), Meter()), picker]
+        chosen = gr.Dropdown(choices=picker.choices(self.service), value=picker.selected(self.service))
+        return [tab, chat, conversation.display(chat), status.line(self.service.status(), Meter()), chosen]
 
 
 def put(chat: Chat, **changes: Any) -> list[Any]:

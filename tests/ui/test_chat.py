@@ -11,7 +11,7 @@ import pytest
 
 from nemolocal.errors import EngineError
 from nemolocal.service import ModelCard
-from nemolocal.ui import models
+from nemolocal.ui import picker
 from nemolocal.ui.chat import Desk, starters
 from nemolocal.ui.conversation import Turn
 from nemolocal.ui.options import Options
@@ -149,15 +149,15 @@ async def test_choosing_a_model_tells_its_failure_and_nothing_more() -> None:
 def test_the_picker_names_models_and_takes_the_loaded_one_first() -> None:
     service = FakeService()
     card: ModelCard = service.list_models()[0]
-    assert models.label(card) == "Fake · Q4_1 · 98 MB"
-    assert models.label(replace(card, name="", quant="", size_bytes=24_600_000_000)) == "fake · 24.6 GB"
+    assert picker.label(card) == "Fake · Q4_1 · 98 MB"
+    assert picker.label(replace(card, name="", quant="", size_bytes=24_600_000_000)) == "fake · 24.6 GB"
     other = replace(card, id="other")
     service.list_models = lambda: [other, card]  # type: ignore[method-assign]
-    assert models.selected(service) == "fake"
+    assert picker.selected(service) == "fake"
     service.current = replace(service.current, model="")
-    assert models.selected(service) == "other"
+    assert picker.selected(service) == "other"
     service.list_models = list  # type: ignore[method-assign]
-    assert models.selected(service) is None
+    assert picker.selected(service) is None
 
 
 def test_the_status_line_is_left_alone_while_answering() -> None:

@@ -1,0 +1,185 @@
+"""Downloads that go on whether anybody looks or not: one thread each, a few at a time, in their order.
+
+What has arrived is kept when one is paused, fails or the program ends; the next start goes on from there.
+Knows references, not what they are for.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final, Literal
+
+from nemolocal.config import Config
+from nemolocal.errors import DownloadStoppedError, ModelNotFoundError, NemoLocalError
+from nemolocal.models import download, upkeep
+
+N_AT_ONCE: Final = 2
+SPEED_OVER_S: Final = 5.0
+"""The speed is that of so long."""
+
+State = Literal["waiting", "running", "paused", "failed", "done"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """How far one is. `total_bytes` is 0 until the hub has said it, `bytes_per_s` 0 while nothing comes.
+    `problem` is why it failed, `note` the last thing there was to say, each in one line."""
+
+    ref: str
+    state: State = "waiting"
+    done_bytes: int = 0
+    total_bytes: int = 0
+    bytes_per_s: float = 0.0
+    problem: str = ""
+    note: str = ""
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to go at this speed, None where that cannot be told."""
+        if self.state != "running" or self.bytes_per_s <= 0:
+            return None
+        return (self.total_bytes - self.done_bytes) / self.bytes_per_s
+
+
+@dataclass(slots=True)
+class _Job:
+    seen: Download
+    stop: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread | None = None
+    marks: deque[tuple[float, int]] = field(default_factory=deque)  # (when, bytes)
+
+
+class Downloads:
+    """All downloads of this program, by the reference that was asked for. Safe to use from any thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        on_done: Callable[[str], None] = lambda ref: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._on_done = on_done
+        self._clock = clock
+        self._jobs: dict[str, _Job] = {}
+        self._lock = threading.RLock()
+        self._is_closed = False
+
+    def all(self) -> tuple[Download, ...]:
+        """In the order in which they were asked for."""
+        with self._lock:
+            return tuple(job.seen for job in self._jobs.values())
+
+    def get(self, ref: str) -> Download | None:
+        with self._lock:
+            job = self._jobs.get(ref)
+            return job.seen if job else None
+
+    def start(self, ref: str) -> None:
+        """Begin, or go on with one that was paused or failed. Nothing happens to one that runs."""
+        with self._lock:
+            job = self._jobs.get(ref)
+            if job and job.seen.state in ("waiting", "running"):
+                return
+            before = job.seen if job and job.seen.state != "done" else Download(ref)
+            self._jobs[ref] = _Job(replace(before, state="waiting", problem="", note="", bytes_per_s=0.0))
+            self._next()
+
+    def pause(self, ref: str) -> None:
+        """Stop one and keep what has arrived."""
+        with self._lock:
+            job = self._jobs.get(ref)
+            if job is None or job.seen.state not in ("waiting", "running"):
+                return
+            job.stop.set()
+            job.seen = replace(job.seen, state="paused", bytes_per_s=0.0)
+            self._next()
+
+    def cancel(self, ref: str) -> None:
+        """Stop one and throw away what has arrived. Waits for its thread."""
+        with self._lock:
+            job = self._jobs.pop(ref, None)
+            if job:
+                job.stop.set()
+        if job and job.thread:
+            job.thread.join()
+        try:
+            if job is None or job.seen.state != "done":
+                upkeep.remove(ref, self._config)
+        except ModelNotFoundError:
+            pass  # nothing had arrived
+        with self._lock:
+            self._next()
+
+    def close(self) -> None:
+        """Stop all; what has arrived is kept."""
+        with self._lock:
+            self._is_closed = True
+            jobs = list(self._jobs.values())
+            for job in jobs:
+                job.stop.set()
+        for job in jobs:
+            if job.thread:
+                job.thread.join(timeout=5)
+
+    def _next(self) -> None:
+        """Start what waits, as long as there is a place."""
+        running = sum(job.seen.state == "running" for job in self._jobs.values())
+        for ref, job in self._jobs.items():
+            if running >= N_AT_ONCE or self._is_closed:
+                return
+            if job.seen.state == "waiting":
+                running += 1
+                job.seen = replace(job.seen, state="running")
+                job.thread = threading.Thread(
+                    target=self._run, args=(ref, job), name=f"download {ref}", daemon=True
+                )
+                job.thread.start()
+
+    def _run(self, ref: str, job: _Job) -> None:
+        progress, note = partial(self._advance, job), partial(self._note, job)
+        try:
+            download.pull(ref, self._config, progress=progress, note=note, stop=job.stop)
+        except DownloadStoppedError:
+            self._settle(job, "paused")
+        except NemoLocalError as error:
+            self._settle(job, "failed", problem=str(error))
+        except Exception as error:
+            log.error("the download of %s met an error that is our own", ref, exc_info=error)
+            self._settle(job, "failed", problem=f"NemoLocal itself failed ({type(error).__name__}).")
+        else:
+            self._settle(job, "done")
+            self._on_done(ref)
+        with self._lock:
+            self._next()
+
+    def _advance(self, job: _Job, done_bytes: int, total_bytes: int) -> None:
+        now = self._clock()
+        with self._lock:
+            marks = job.marks
+            marks.append((now, done_bytes))
+            while now - marks[0][0] > SPEED_OVER_S:
+                marks.popleft()
+            (began, first), speed = marks[0], 0.0
+            if now > began:
+                speed = (done_bytes - first) / (now - began)
+            job.seen = replace(
+                job.seen, done_bytes=done_bytes, total_bytes=total_bytes, bytes_per_s=max(speed, 0.0)
+            )
+
+    def _note(self, job: _Job, line: str) -> None:
+        with self._lock:
+            job.seen = replace(job.seen, note=line)
+
+    def _settle(self, job: _Job, state: State, *, problem: str = "") -> None:
+        with self._lock:
+            job.seen = replace(job.seen, state=state, problem=problem, bytes_per_s=0.0)

@@ -1,0 +1,34 @@
+"""The Hardware tab: what this machine is made of and what it does. Handlers first, then `build`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gradio as gr
+
+from nemolocal.service import Service
+from nemolocal.ui import drawn, hardware_view
+from nemolocal.ui.problems import as_problem
+from nemolocal.ui.status import notice
+
+REFRESH_EVERY_S = 2.0
+
+
+def draw(service: Service) -> str:
+    """The machine as it is now."""
+    try:
+        shelf = service.shelf
+        return hardware_view.machine(shelf.hardware(), shelf.monitor.samples())
+    except Exception as error:  # the page's border
+        return notice(as_problem(error))
+
+
+def build(service: Service, opened: gr.Button) -> gr.Timer:
+    """Draw the tab and wire it; it is filled when `opened` is pressed. Returns the timer that is to run while
+    it is seen."""
+    quietly: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+    machine = drawn.html(elem_id="hardware-machine")
+    timer = gr.Timer(REFRESH_EVERY_S, active=False)
+    gr.on([opened.click, timer.tick], partial(draw, service), None, machine, **quietly)
+    return timer
