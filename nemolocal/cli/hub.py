@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -58,13 +59,17 @@ def search(
     if not hits:
         output.note(f"The hub has no GGUF models for '{query}'.")
         return
-    columns = ("Reference", "Downloads", "Likes", "Updated", "Terms", "Quants")
-    rows = output.table(*columns, right=["Downloads", "Likes"])
-    for hit in hits:
-        terms = "to be accepted" if hit.is_gated else ""
-        counts = (f"{hit.n_downloads:,}", f"{hit.n_likes:,}")
-        rows.add_row(f"hf:{hit.repo}", *counts, hit.updated, terms, ", ".join(hit.quants))
-    output.console().print(rows)
+    for hit in hits:  # no table: references are long, and must be whole to be copied
+        print(f"hf:{hit.repo}")
+        terms = ["terms to be accepted"] if hit.is_gated else []
+        facts = [f"{hit.n_downloads:,} downloads, {hit.n_likes:,} liked it", hit.updated, *terms]
+        for line in (facts, hit.quants):
+            _print_wrapped(", ".join(filter(None, line)))
+
+
+def _print_wrapped(text: str) -> None:
+    for line in textwrap.wrap(text, output.console().width - 4, break_on_hyphens=False):
+        print(f"    {line}")
 
 
 # Showing a repository -----------------------------------------------------------------------------
@@ -134,26 +139,33 @@ def _shape_facts(offer: Offer | None) -> Facts:
 def print_files(facts: Facts) -> None:
     """The files of `repo_facts` as tables."""
     rows = facts["files"]
-    columns = {"Reference": "ref", "Quant": "quant", "Size": "bytes", "Parts": "parts"}
+    columns = {"Quant or file": "ref", "Size": "bytes", "Parts": "parts"}
     if "architecture" not in facts:  # else it is the same for all and stands above
         columns |= {"Architecture": "architecture", "Layers": "layers", "Context": "context"}
     shown = {title: key for title, key in columns.items() if any(row.get(key) for row in rows)}
     numbers = {"Size", "Parts", "Layers", "Context"}
     files = output.table(*shown, "State", right=[title for title in shown if title in numbers])
+    begin = f"{facts['id']}:"
     for row in rows:
         state = "ready" if row["state"] == "local" else row["state"]
-        files.add_row(*(_cell(key, row.get(key)) for key in shown.values()), row["problem"] or state)
+        cells = (_cell(key, row.get(key), begin) for key in shown.values())
+        files.add_row(*cells, row["problem"] or state)
     output.console().print(files)
     if facts["companions"]:
         beside = output.table("Goes with a model", "What", "Size", right=["Size"])
         for row in facts["companions"]:
-            beside.add_row(row["ref"], WHAT[row["kind"]], output.size(row["bytes"]))
+            name = row["ref"].removeprefix(begin)
+            beside.add_row(name, WHAT[row["kind"]], output.size(row["bytes"]))
         output.console().print(beside)
+    if "header" not in facts:
+        print(f"Fetch what fits with `nemolocal models pull {facts['id']}`, or name one after a colon.")
 
 
-def _cell(key: str, value: Any) -> str:
+def _cell(key: str, value: Any, begin: str) -> str:
     if key == "bytes":
         return output.size(value)
+    if key == "ref":
+        return str(value).removeprefix(begin)
     return f"{value:,}" if isinstance(value, int) else str(value or "")
 
 

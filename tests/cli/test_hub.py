@@ -52,9 +52,25 @@ def test_show_a_repository(cli: Cli, demo: fake_hub.FakeHub) -> None:
         (f"hf:{REPO}:mmproj-F16.gguf", "projector"),
     ]
     shown = cli("models", "show", f"hf:{REPO}").out
-    for words in ("llama", "8,192", f"hf:{REPO}:UD-Q4_K_XL", "is missing", "eyes or ears"):
+    for words in ("llama", "8,192", "UD-Q4_K_XL", "is missing", "eyes or ears", f"pull hf:{REPO}"):
         assert words in shown
     assert not list(config.load().models_dir.rglob("*.gguf"))
+
+
+def test_references_are_whole_in_a_narrow_window(
+    cli: Cli, hub: fake_hub.FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    repo = "somebody-with-a-long-name/NVIDIA-Nemotron-3-Nano-30B-A3B-GGUF"
+    quants = ("UD-Q4_K_XL", "Q5_K_M", "Q6_K", "Q8_0", "IQ4_XS", "IQ3_XXS", "MXFP4_MOE", "BF16")
+    hub.add(repo, {f"Nano-{quant}.gguf": b"1" for quant in quants}, is_gated=True)
+    shown = cli("models", "search", "nano").out
+    assert f"hf:{repo}\n" in shown
+    assert all(quant in shown for quant in quants)
+    assert "terms to be accepted" in shown
+    assert max(len(line) for line in shown.splitlines() if not line.startswith("hf:")) <= 60
+    listed = cli("models", "show", f"hf:{repo}").out
+    assert {f" {quant} " in listed for quant in quants} == {True}
 
 
 def test_show_what_cannot_be_loaded(cli: Cli, hub: fake_hub.FakeHub, tmp_path: Path) -> None:
