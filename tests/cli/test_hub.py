@@ -67,7 +67,7 @@ def test_references_are_whole_in_a_narrow_window(
     shown = cli("models", "search", "nano").out
     assert f"hf:{repo}\n" in shown
     assert all(quant in shown for quant in quants)
-    assert "terms to be accepted" in shown
+    assert "terms to be accepted" in " ".join(shown.split())
     assert max(len(line) for line in shown.splitlines() if not line.startswith("hf:")) <= 60
     listed = cli("models", "show", f"hf:{repo}").out
     assert {f" {quant} " in listed for quant in quants} == {True}
