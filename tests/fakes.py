@@ -149,6 +149,9 @@ class FakeService(Service):
     async def close(self) -> None:
         self.n_closed += 1
 
+    async def unload(self, ref: str) -> None:
+        self.in_memory = [model for model in self.in_memory if model.id != ref]
+
     def status(self) -> Status:
         return self.current
 

@@ -37,7 +37,8 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """How a model is to be loaded, in the order of the page's components; empty where the plan decides."""
+    """How a model is to be loaded, in the order of the page's components; empty where the plan decides. What
+    the page has not drawn yet comes as None."""
 
     ctx: float | None = None
     slots: float | None = None
@@ -59,13 +60,14 @@ class Fields:
                     raise UsageError(f"{name} is {number:g}.", hint="Give a whole number from 0 up.")
                 found[name] = int(number)
         for name in ("kv", "aim", "split"):
-            if getattr(self, name) != AS_PLANNED:
+            if getattr(self, name) not in (AS_PLANNED, None):
                 found[name] = getattr(self, name)
         for name in ("gpu", "lora"):
-            parts = [part.strip() for part in getattr(self, name).split(",") if part.strip()]
+            parts = [part.strip() for part in (getattr(self, name) or "").split(",") if part.strip()]
             if parts:
                 found[name] = parts
-        return found | ({"draft": self.draft.strip()} if self.draft.strip() else {})
+        draft = (self.draft or "").strip()
+        return found | ({"draft": draft} if draft else {})
 
 
 def fields_of(kept: dict[str, Any]) -> list[Any]:
@@ -223,19 +225,19 @@ class Desk:
             return [gr.skip(), gr.skip()]  # drawing it asks the hub
         return [gr.skip(), await asyncio.to_thread(self.detail, look, *fields)]
 
-    def find(self, words: str, shown: str, look: Look) -> list[Any]:
+    def find(self, words: str | None, shown: str, look: Look) -> list[Any]:
         """Other words or another part of the list. Values for look and list."""
-        look = replace(look, words=words, shown=shown, is_hub=False)
+        look = replace(look, words=words or "", shown=shown, is_hub=False)
         return [look, self.listed(look)]
 
-    def find_on_hub(self, words: str, look: Look) -> list[Any]:
-        look = replace(look, words=words, is_hub=bool(words.strip()))
+    def find_on_hub(self, words: str | None, look: Look) -> list[Any]:
+        look = replace(look, words=words or "", is_hub=bool(words and words.strip()))
         return [look, self.listed(look)]
 
-    def import_(self, path: str, look: Look) -> list[Any]:
+    def import_(self, path: str | None, look: Look) -> list[Any]:
         """Values for path, look, list, detail and notice."""
         try:
-            if not path.strip():
+            if not path or not path.strip():
                 raise UsageError("No path was given.", hint="Write the path of a .gguf file.")
             ref = self.shelf.import_path(path.strip())
         except Exception as error:  # the page's border
@@ -294,7 +296,14 @@ def build(service: Service, opened: gr.Button) -> gr.Timer:
         concurrency_limit=16,
         **quietly,
     )
-    gr.on([words.input, shown.input], desk.find, [words, shown, look], [look, found], **quietly)
+    gr.on(
+        [words.change, shown.change],
+        desk.find,
+        [words, shown, look],
+        [look, found],
+        trigger_mode="always_last",
+        **quietly,
+    )
     gr.on([words.submit, on_hub.click], desk.find_on_hub, [words, look], [look, found], **quietly)
     opened.click(desk.listed, look, found, **quietly)
     gr.on([add.click, path.submit], desk.import_, [path, look], [path, look, found, detail, said], **quietly)

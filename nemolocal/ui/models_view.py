@@ -109,7 +109,7 @@ def model(
     held = set(loaded)
     rows = [
         _file(file, downloads.get(file.ref), held, asking=asking, is_best=file is best, listed=listed)
-        for file in sorted(entry.model.files, key=lambda f: -f.bytes)
+        for file in sorted(entry.model.files, key=lambda f: (f is not best, -f.bytes))
     ]
     return "".join(
         [
