@@ -146,7 +146,7 @@ def _about_context(found: Found, wish: Wish, search: Search) -> str:
         return f"A context of {load.n_ctx:,} tokens, all that the model was trained for."
     if place.gpus and not place.is_whole and wish.n_gpu_layers < 0 and load.n_ctx >= refusals.N_CTX_REFUSED:
         return (
-            f"A context of {load.n_ctx:,} tokens, to leave the least to the CPU; --ctx takes more, "
+            f"A context of {load.n_ctx:,} tokens, as long as costs little speed; --ctx takes more, "
             f"up to {n_train:,}."
         )
     larger = [n for n in search.contexts(candidate) if n > load.n_ctx]

@@ -36,8 +36,6 @@ N_OUTPUT_BYTES_MOST: Final = 2 << 30
 N_SLOTS_CPU: Final = 8
 N_SLOTS_FIRST: Final = 4
 """Slots that a model on a GPU gets before anything gives way; more are added from what is left over."""
-SHARE_OF_STATES: Final = 0.03
-"""Of a file's size, the most that recurrent states take where layers have to go to the RAM for them."""
 
 Found = tuple[Candidate, Load, Placement]
 
@@ -225,12 +223,10 @@ class Search:
             shape = candidate.shape
             if shape.input_bytes + shape.repeating_bytes > self.available_bytes:
                 continue
-            for n_slots in (self.wish.n_slots,) if self.wish.n_slots else _few_slots(candidate):
-                size = self.wish.n_ctx or n_ctx or N_CTX_LEAST
-                load = self._load(candidate, size, n_slots)
-                place = placement.most_on_gpus(self.job(candidate, load), self.gpus)
-                if place.ram_bytes <= self.ram_bytes:
-                    return candidate, load, place
+            load = self._load(candidate, n_ctx or N_CTX_LEAST, self.wish.n_slots or 1)
+            place = placement.most_on_gpus(self.job(candidate, load), self.gpus)
+            if place.ram_bytes <= self.ram_bytes:
+                return candidate, load, place
         return None
 
     def _as_small_as_can_be(self, files: Sequence[Candidate]) -> Found | None:
@@ -261,13 +257,6 @@ class Search:
         size = self.wish.n_ctx or min(n_ctx, self.contexts(candidate)[0], candidate.shape.n_ctx_train)
         kv_type: KvType = self.wish.kv_type or "f16"
         return self.load(candidate.shape, n_ctx=size, n_slots=n_slots, kv_type=kv_type)
-
-
-def _few_slots(candidate: Candidate) -> list[int]:
-    """How many slots to try where layers may have to go to the RAM for their states."""
-    affordable = SHARE_OF_STATES * candidate.size_bytes
-    few = [n for n in (N_SLOTS_CPU, 4, 2) if n * candidate.shape.state_bytes <= affordable]
-    return [*few[:1], 1]
 
 
 def _input_sizes(shape: ModelShape) -> list[int]:

@@ -43,8 +43,9 @@ def plan(
     More memory, on whichever device, never makes a plan worse in this order, and never makes none of one. So
     as long as all of it is on GPUs, more memory gives a lower quantization only for a context that no longer
     has to be short, and a shorter context only for a higher quantization. (Beyond 65,536 tokens fewer cards
-    count for more than a longer context. Where not all is on GPUs, more memory brings back layers and experts
-    before it makes the context longer, and all of them before it allows a better quantization.) What
+    count for more than a longer context. Where a part is in RAM, more memory brings layers or experts
+    back to the GPUs or makes the context longer, and neither gets worse without the other getting better; as
+    soon as a lower quantization that is still fair fits whole, it is taken.) What
     `learned` tells of earlier loads is used in place of the arithmetic.
 
     Raises DoesNotFitError when nothing fits, UsageError for a wish that cannot be met on this hardware or

@@ -5,10 +5,12 @@ Nothing here takes a layer off a GPU, or another file.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Final
 
 from nemolocal.models import architectures, placement, speed, tensor_split
+from nemolocal.models.choice import Candidate
 from nemolocal.models.memory import Load
 from nemolocal.models.search import Found, Search
 from nemolocal.models.wish import N_SLOTS_MOST
@@ -17,6 +19,11 @@ N_UBATCH_FAST: Final = (2048, 4096)
 """Tokens that a GPU reads at a time where there is plenty of room: up to a quarter faster than 512 where
 several prompts wait."""
 N_UBATCH_COPIED: Final = (2048, 1024)
+N_SLOTS_BESIDE: Final = (8, 4, 2)
+PRICE_OF_CONTEXT: Final = 1.15
+PRICE_OF_BATCHES: Final = 1.05
+"""How much longer an answer may take for a longer context, and for prompts that are read much faster, where a
+part of the model is in RAM."""
 SHARE_SPENT: Final = 0.125
 """Of what is left over, the most that goes into speed alone: another model may want the rest."""
 GAIN_OF_TENSOR_SPLIT: Final = 1.2
@@ -28,34 +35,53 @@ UNTRIED_IN_TENSOR_SPLIT: Final = frozenset({"deci"})
 
 def spend(search: Search, found: Found) -> Found:
     """The same file in the same place, with what is left over put to use."""
-    place = found[2]
-    if not place.gpus:
+    if not search.gpus:
         return found
-    if not place.is_whole and search.wish.n_gpu_layers < 0:
+    if not found[2].is_whole and search.wish.n_gpu_layers < 0:
         return _beside_the_ram(search, found)
     return _faster(search, _cut_over_cards(search, _with_more_slots(search, found)))
 
 
-def _beside_the_ram(search: Search, found: Found) -> Found:
-    """Where not all is on GPUs: the longest context that sends nothing more to the RAM, then prompts read in
-    larger batches, since for each batch what lies in RAM is copied to a GPU."""
-    candidate, load, _ = found
+def _beside_the_ram(search: Search, base: Found) -> Found:
+    """Where not all is on GPUs: the longest context, then prompts read in larger batches (since for each one
+    what lies in RAM is copied to a GPU), where answers come nearly as fast as before; and slots that send
+    nothing more to the RAM."""
+    candidate, load, _ = longer = base
     for n_ctx in search.contexts(candidate):
-        if n_ctx > load.n_ctx and (longer := _as_well_off(search, found, replace(load, n_ctx=n_ctx))):
-            found = longer
+        more = _beside(search, candidate, replace(load, n_ctx=n_ctx))
+        if n_ctx > load.n_ctx and more and _price(base, more) <= PRICE_OF_CONTEXT:
+            longer = more
             break
+    found = longer
     for n_ubatch in () if search.wish.n_ubatch or candidate.shape.pooling else N_UBATCH_COPIED:
-        if larger := _as_well_off(search, found, replace(found[1], n_ubatch=n_ubatch)):
-            return larger
+        more = _beside(search, candidate, replace(longer[1], n_ubatch=n_ubatch))
+        if more and _price(base, more) <= PRICE_OF_CONTEXT and _price(longer, more) <= PRICE_OF_BATCHES:
+            found = more
+            break
+    for n_slots in () if search.wish.n_slots else N_SLOTS_BESIDE:
+        more = _beside(search, candidate, replace(found[1], n_slots=n_slots))
+        if more and _is_alike(found, more):
+            return more
     return found
 
 
-def _as_well_off(search: Search, found: Found, load: Load) -> Found | None:
-    """The same file with another load, where that sends nothing more to the RAM."""
-    candidate, _, place = found
-    other = placement.most_on_gpus(search.job(candidate, load), search.gpus)
-    is_as_good = other.n_gpu_layers == place.n_gpu_layers and other.host_experts == place.host_experts
-    return (candidate, load, other) if is_as_good and other.ram_bytes <= search.ram_bytes else None
+def _beside(search: Search, candidate: Candidate, load: Load) -> Found | None:
+    """The most of it on GPUs, None where the RAM is too small for the rest."""
+    place = placement.most_on_gpus(search.job(candidate, load), search.gpus)
+    return (candidate, load, place) if place.ram_bytes <= search.ram_bytes else None
+
+
+def _is_alike(one: Found, other: Found) -> bool:
+    """Whether the same layers and experts are in RAM."""
+    return (one[2].n_gpu_layers, one[2].host_experts) == (other[2].n_gpu_layers, other[2].host_experts)
+
+
+def _price(cheap: Found, dear: Found) -> float:
+    """How much longer an answer is forecast to take; without a forecast, endless where more is in RAM."""
+    if _is_alike(cheap, dear):
+        return 1.0
+    before_s, after_s = (speed.token_s(file.shape, load, place) for file, load, place in (cheap, dear))
+    return after_s / before_s if before_s and after_s else math.inf
 
 
 def _cut_over_cards(search: Search, found: Found) -> Found:

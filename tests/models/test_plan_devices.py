@@ -8,7 +8,7 @@ import pytest
 
 from nemolocal.errors import DoesNotFitError, UsageError
 from nemolocal.hardware import Gpu, Holder
-from nemolocal.models.learned import Learned
+from nemolocal.models.learned import Learned, placed
 from nemolocal.models.memory import MIB
 from nemolocal.models.sizing import GIB, Plan, Wish, plan
 from tests.models.plan_cases import (
@@ -251,13 +251,16 @@ def test_matrices_are_cut_over_linked_cards_where_that_is_faster() -> None:
 
 def test_what_loads_have_shown_replaces_the_arithmetic() -> None:
     usual = plan("demo", LADDER, machine(RTX_4090))
-    known = Learned({RTX_4090.uuid: 900 * MIB}, {usual.candidate.file: 1.5}, {usual.candidate.file: 77.0})
+    file = usual.candidate.file
+    known = Learned({RTX_4090.uuid: 900 * MIB}, {file: 1.5}, {placed(file, usual.placement): 77.0})
     made = plan("demo", LADDER, machine(RTX_4090), learned=known)
     (before,), (after,) = usual.placement.shares, made.placement.shares
     assert after.overhead_bytes == 900 * MIB
     assert made.load == usual.load
     assert after.compute_bytes == round(1.5 * before.compute_bytes)
     assert made.to_dict()["measured"] == {"tokens_per_s": 77.0}
+    elsewhere = plan("demo", LADDER, machine(RTX_4090), Wish(n_gpu_layers=20), learned=known)
+    assert elsewhere.measured_tokens_per_s is None
     full = Learned({RTX_3060.uuid: 11 * GIB})
     assert not plan("demo", LADDER, machine(RTX_3060), learned=full).placement.gpus
 

@@ -10,12 +10,12 @@ from functools import cache, cached_property
 
 import pytest
 
-from nemolocal.errors import DoesNotFitError
+from nemolocal.errors import DoesNotFitError, UsageError
 from nemolocal.hardware import Cpu, Gpu, Hardware, Ram
 from nemolocal.models import catalog, packing, placement
 from nemolocal.models.choice import CPU_AIMS, GOOD, Candidate, prefer
 from nemolocal.models.choice import FAIR as POOR_BELOW
-from nemolocal.models.search import N_CTX_LONG, N_CTX_WORTH_A_CARD
+from nemolocal.models.search import N_CTX_LONG, N_CTX_WORTH_A_CARD, N_SLOTS_FIRST
 from nemolocal.models.shape import LayerKind, LayerShape, ModelShape
 from nemolocal.models.sizing import GIB, Plan, Wish, plan
 
@@ -99,7 +99,10 @@ def machine(rng: random.Random) -> Hardware:
         uuid = f"GPU-{rng.randrange(1 << 32):08x}"
         cards.append(Gpu(index, uuid, rng.choice(CARDS), "8.9", total, free, n_links=rng.choice([0, 0, 18])))
     ram = round(rng.choice([8, 16, 32, 64, 128, 512]) * GIB)
-    return Hardware("gpu" if cards else "cpu", "", tuple(cards), Cpu("a CPU", 8), Ram(ram, round(ram * 0.8)))
+    reason = "" if cards else "There is no GPU."
+    return Hardware(
+        "gpu" if cards else "cpu", reason, tuple(cards), Cpu("a CPU", 8), Ram(ram, round(ram * 0.8))
+    )
 
 
 def try_plan(files: list[Candidate], hardware: Hardware, wish: Wish | None = None) -> Plan | None:
@@ -148,14 +151,28 @@ def standing(made: Plan, hardware: Hardware) -> tuple[float, ...]:
         return load.n_ctx, bool(order.good), bool(order.fair), candidate.size_bytes, load.n_slots
     if place.is_whole and candidate.rank >= POOR_BELOW:
         is_long = load.n_ctx >= min(N_CTX_LONG, candidate.shape.n_ctx_train)
-        way = (is_long, load.kv_type == "f16") if load.n_slots > 1 else (-1, 0)
+        way = (is_long, load.kv_type == "f16") if load.n_slots >= N_SLOTS_FIRST else (-1, 0)
         return 4, candidate.is_local, candidate.rank >= GOOD, *way, candidate.size_bytes, n_ctx
-    in_ram = (-place.host.n_layers, -len(place.host_experts))
     if place.is_whole:
         return 2, candidate.size_bytes, n_ctx
     if candidate.rank >= GOOD and load.n_ctx >= min(8192, candidate.shape.n_ctx_train):
-        return 3, *in_ram, n_ctx
+        return (3,)
     return 1, min(n_ctx, 8192), candidate.rank >= POOR_BELOW
+
+
+def is_left_with_less(after: Plan, before: Plan) -> bool:
+    """Whether of two plans that keep a part of the model in RAM one has less of it on GPUs, a shorter context
+    or reads in smaller batches, and has more of nothing."""
+    (place, *rest), (earlier, *others) = (
+        (
+            (made.placement.n_gpu_layers, -len(made.placement.host_experts)),
+            made.load.n_ctx,
+            made.load.n_ubatch,
+        )
+        for made in (after, before)
+    )
+    is_no_better = place <= earlier and all(a <= b for a, b in zip(rest, others, strict=True))
+    return is_no_better and (place, rest) != (earlier, others)
 
 
 def is_less(after: Plan, before: Plan) -> bool:
@@ -180,6 +197,47 @@ def test_no_plan_overfills_and_the_same_input_gives_the_same() -> None:
     assert n_made > N_MACHINES // 3
 
 
+def wished(rng: random.Random) -> Wish:
+    return Wish(
+        n_ctx=rng.choice([0, 0, 1000, 8192, 50_000, 200_000]),
+        n_slots=rng.choice([0, 0, 1, 7, 32]),
+        kv_type=rng.choice(["", "", "f16", "q8_0", "q4_0"]),
+        split=rng.choice(["auto", "auto", "layer", "tensor"]),
+        n_gpu_layers=rng.choice([-1, -1, -1, 0, 1, 10, 200]),
+        n_ubatch=rng.choice([0, 0, 64, 2048]),
+        kv_layout=rng.choice(["auto", "shared", "split"]),
+        margin_bytes=rng.choice([0, GIB, 3 * GIB]),
+        beside_bytes=rng.choice([0, 0, GIB]),
+        aim=rng.choice(["balanced", "quality", "speed"]),
+    )
+
+
+def test_what_is_wished_is_kept_or_refused_and_overfills_nothing() -> None:
+    n_made = 0
+    for case in cases()[: N_MACHINES // 2]:
+        wish = wished(case.rng)
+        try:
+            made = plan("m", case.files, case.hardware, wish)
+        except (DoesNotFitError, UsageError) as error:
+            if not all(text.endswith(".") and "\n" not in text for text in (error.message, error.hint)):
+                raise
+            continue
+        n_made += 1
+        check(made, case.hardware)
+        load, place = made.load, made.placement
+        if made.candidate.shape.pooling:
+            continue  # what was wished for models that chat
+        assert load.n_ctx == wish.n_ctx or not wish.n_ctx
+        assert load.n_slots == wish.n_slots or not wish.n_slots
+        assert load.kv_type == wish.kv_type or not wish.kv_type
+        assert load.n_ubatch == wish.n_ubatch or not wish.n_ubatch
+        assert wish.kv_layout in ("auto", load.kv_layout)
+        assert place.split_mode == "tensor" or wish.split != "tensor"
+        if wish.n_gpu_layers >= 0 and case.hardware.gpus:
+            assert place.n_gpu_layers == min(wish.n_gpu_layers, made.candidate.shape.n_layer_all + 1)
+    assert n_made > N_MACHINES // 8
+
+
 def test_more_memory_never_gives_less() -> None:
     n_whole = n_better = 0
     for case in cases():
@@ -192,6 +250,8 @@ def test_more_memory_never_gives_less() -> None:
         then, now = standing(before, case.hardware), standing(after, hardware)
         assert now >= then, (then, now, before.to_dict(), after.to_dict())
         n_better += now > then
+        if now == then == (3,):
+            assert not is_left_with_less(after, before), (before.to_dict(), after.to_dict())
         if before.placement.is_whole and after.placement.is_whole and not before.candidate.is_local:
             n_whole += 1
             assert after.candidate.is_local or not is_less(after, before), (before.to_dict(), after.to_dict())
