@@ -69,7 +69,8 @@ def _row(
         f'<span class="dot {grade}" role="img" aria-label="{spoken}"></span>'
         f'<span class="entry-name">{text(name)}</span>'
         f'<span class="entry-mark">{text(mark)}</span>'
-        f'<span class="entry-left">{text(left)}</span><span class="entry-right">{text(right)}</span></button>'
+        f'<span class="entry-line"><span>{text(left)}</span>'
+        f'<span class="entry-right">{text(right)}</span></span></button>'
     )
 
 
