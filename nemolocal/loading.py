@@ -33,6 +33,7 @@ from nemolocal.learning import Learning
 from nemolocal.measuring import RAM
 from nemolocal.models import planning, room, sizing
 from nemolocal.models.learned import Learned
+from nemolocal.models.reference import NamedRef
 from nemolocal.models.room import Footprint, Room, Tenant
 from nemolocal.models.store import LocalModel
 from nemolocal.residency import Candidates, MakeRoom, Resident, Start
@@ -176,7 +177,12 @@ class Loader:
                 raise
 
         tenants = [Tenant(resident.footprint, is_idle=not resident.n_leases) for resident in residents]
-        return room.find(plan_on, view.hardware, tenants, n_most=self._config.settings.max_models), note
+        try:
+            return room.find(plan_on, view.hardware, tenants, n_most=self._config.settings.max_models), note
+        except DoesNotFitError as error:
+            alone = room.given_back(view.hardware, [resident.footprint for resident in residents])
+            planning.name_smaller(error, NamedRef(candidates[0].catalog_id), view.config, alone)
+            raise
 
     async def _start(
         self,

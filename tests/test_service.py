@@ -22,6 +22,7 @@ from nemolocal.errors import (
     ModelNotFoundError,
     TemplateError,
 )
+from nemolocal.models import catalog
 from nemolocal.service import Service
 from nemolocal.types import (
     Delta,
@@ -216,6 +217,20 @@ async def test_nothing_is_loaded_on_a_failed_plan(engine: FakeEngine, tiny: Path
     with pytest.raises(DoesNotFitError):
         await text_of(made, "one")
     assert engine.specs == []
+
+
+async def test_what_does_not_fit_names_a_smaller_model_of_its_family(engine: FakeEngine) -> None:
+    listed = catalog.load().get("nemotron-3-nano-30b-a3b")
+    assert listed is not None
+    assert listed.dimensions is not None
+    name = "unsloth/Nemotron-3-Nano-30B-A3B-GGUF/Nemotron-3-Nano-30B-A3B-Q8_0.gguf"
+    path = config.load().models_dir / name
+    path.parent.mkdir(parents=True)
+    synthetic.write(path, listed.dimensions, weights="none", type_name="Q8_0", has_vocab=False)
+    made = Service(config.load(), detect=lambda: machine(ram_gib=8), start_engine=engine.start)
+    with pytest.raises(DoesNotFitError) as caught:
+        await text_of(made, "nemotron-3-nano-30b-a3b")
+    assert "nemotron-3-nano-4b is smaller, of the same family, and fits." in caught.value.hint
 
 
 async def test_sampling_defaults(engine: FakeEngine, tiny: Path) -> None:
