@@ -30,6 +30,10 @@ CPU_BANDWIDTH: Final = 45 * GB
 
 CPU_LAYER_S: Final = 120e-6
 
+EXPERT_EFFICIENCY: Final = 0.4
+"""Of the operations that a GPU manages on whole matrices, what it does on experts, of which each gets only
+some tokens of a batch. A rough figure."""
+
 CORE_COMPUTE: Final = 60 * GB
 """Operations a second of one core on quantized matrices, with AVX2. A rough figure."""
 

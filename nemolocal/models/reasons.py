@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from nemolocal.models import choice, placement, refusals, speed
 from nemolocal.models.choice import Candidate
-from nemolocal.models.memory import Load
+from nemolocal.models.memory import CUDA_CONTEXT_BYTES, Load
 
 if TYPE_CHECKING:
     from nemolocal.models.search import Found, Search
@@ -69,7 +69,7 @@ def _where(found: Found, wish: Wish, search: Search) -> str:
             f"{n_sparse} stay in RAM, where the CPU reads the few that each token needs."
         )
     n = sum(share.n_layers for share in place.shares)
-    why = "as asked for" if wish.n_gpu_layers >= 0 else "which is all that fits"
+    why = "as asked for" if wish.n_gpu_layers >= 0 else "which is all that fits with this context"
     if candidate.shape.is_assumed:
         return (
             f"About {n / n_layer:.0%} lies on {names}, {why}; the rest runs on the CPU, which is much slower."
@@ -120,14 +120,22 @@ def _about_quant(found: Found, files: Sequence[Candidate], search: Search) -> st
             return f"{candidate.quant} is the best that fits at all; at so few bits the answers suffer."
         left = "experts in RAM" if place.host_experts else "layers to the CPU"
         return f"{candidate.quant} leaves the fewest {left} without harm to the answers."
-    lacks = f"with {load.n_ctx:,} tokens it needs {_gib(placement.needed_bytes(search.job(best, load)))}"
+    better = larger[-1]
+    lacks = f"with {load.n_ctx:,} tokens it needs {_gib(_needed_bytes(better, load, search))}"
     room = f"of {_gib(search.available_bytes - search.ram_bytes)} that can be used on the GPUs"
     if not place.gpus:
-        lacks = f"it needs {_gib(placement.in_ram(search.job(best, load)).host.total_bytes)}"
+        lacks = f"it needs {_gib(placement.in_ram(search.job(better, load)).host.total_bytes)}"
         room = f"of {_gib(search.ram_bytes)} of RAM"
-    if search.place(best, load):
-        return f"{candidate.quant} leaves room for a longer context than {best.quant}."
-    return f"{candidate.quant} is the best that fits; {best.quant} does not: {lacks} {room}."
+    if search.place(better, load):
+        return f"{candidate.quant} leaves room for a longer context than {better.quant}."
+    return f"{candidate.quant} is the best that fits; {better.quant} does not: {lacks} {room}."
+
+
+def _needed_bytes(candidate: Candidate, load: Load, search: Search) -> int:
+    """What a file takes on all GPUs together, with what each of them costs however little it holds."""
+    job, n_more = search.job(candidate, load), max(len(search.gpus) - 1, 0)
+    each = CUDA_CONTEXT_BYTES + job.compute_bytes(n_gpus=len(search.gpus))
+    return placement.needed_bytes(job) + n_more * each
 
 
 def _about_context(found: Found, wish: Wish, search: Search) -> str:

@@ -19,12 +19,27 @@ N_FILLED = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a device does for one token: bytes of weights that it reads, seconds that the cache costs as bytes
-    of f16 would, and bytes of weights that it holds, all of which a long prompt reads."""
+    """What a device does for one token: bytes of weights that it reads, how many of these are of experts,
+    what reading the cache costs as bytes of weights would, and bytes of weights that it holds, all of which a
+    long prompt reads."""
 
     read_bytes: float
+    expert_bytes: float
     cache_bytes: float
-    held_bytes: int
+    held_bytes: float
+
+    def part(self, share: float) -> Work:
+        """What a card does that has so much of it."""
+        values = (self.read_bytes, self.expert_bytes, self.cache_bytes, self.held_bytes)
+        return Work(*(share * value for value in values))
+
+    def prompt_s(self, name: str, n_operations: float, n_ubatch: int) -> float | None:
+        """Seconds of a GPU for each token of a long prompt, with so many operations for each byte that a
+        token reads; None for an unknown card."""
+        whole = self.read_bytes + self.expert_bytes * (1 / forecast.EXPERT_EFFICIENCY - 1)
+        computing = forecast.compute_s(name, n_operations * whole)
+        reading = forecast.read_s(name, self.held_bytes)
+        return None if computing is None or reading is None else computing + reading / n_ubatch
 
 
 def token_s(shape: ModelShape, load: Load, place: Placement) -> float | None:
@@ -55,12 +70,11 @@ def prompt_token_s(shape: ModelShape, load: Load, place: Placement, *, n_cores: 
     ram = _ram_work(shape, load, place)
     if not place.gpus:
         return ram.read_bytes * n_operations / (n_cores * forecast.CORE_COMPUTE)
-    works = _gpu_works(shape, load, place)
     times = [
-        forecast.compute_s(gpu.name, work.read_bytes * n_operations)
-        for gpu, work in zip(place.gpus, works, strict=True)
+        work.prompt_s(gpu.name, n_operations, load.n_ubatch)
+        for gpu, work in zip(place.gpus, _gpu_works(shape, load, place), strict=True)
     ]
-    of_ram = forecast.compute_s(place.gpus[0].name, ram.read_bytes * n_operations)
+    of_ram = ram.prompt_s(place.gpus[0].name, n_operations, load.n_ubatch)
     known = [time for time in times if time is not None]
     if of_ram is None or len(known) < len(times):
         return None
@@ -79,7 +93,7 @@ def _gpu_works(shape: ModelShape, load: Load, place: Placement) -> Iterator[Work
         all_of_it = _work(shape, load, range(shape.n_layer), shape.output_bytes)
         for share in place.shares:
             part = share.kv_bytes / max(sum(s.kv_bytes for s in place.shares), 1) or 1 / len(place.shares)
-            yield Work(all_of_it.read_bytes * part, all_of_it.cache_bytes * part, share.weights_bytes)
+            yield all_of_it.part(part)
         return
     first = place.host.n_layers
     for i, share in enumerate(place.shares):
@@ -94,7 +108,9 @@ def _ram_work(shape: ModelShape, load: Load, place: Placement) -> Work:
     output_bytes = 0 if place.gpus else shape.output_bytes
     work = _work(shape, load, range(place.host.n_layers), output_bytes)
     experts = sum(shape.layers[il].expert_bytes for il in place.host_experts)
-    return Work(work.read_bytes + experts * _chosen(shape), work.cache_bytes, work.held_bytes + experts)
+    chosen = experts * _chosen(shape)
+    read_bytes, expert_bytes = work.read_bytes + chosen, work.expert_bytes + chosen
+    return Work(read_bytes, expert_bytes, work.cache_bytes, work.held_bytes + experts)
 
 
 def _work(
@@ -106,19 +122,20 @@ def _work(
 ) -> Work:
     """What reading these blocks and an output matrix comes to, the experts of some blocks left out."""
     read = held = float(output_bytes)
-    cache = 0.0
+    chosen = cache = 0.0
     cost = 1.0 if load.kv_type == "f16" else forecast.QUANTIZED_KV_COST
     n_filled = min(load.n_ctx, N_FILLED)
     for il in layers:
         layer = shape.layers[il]
         experts = 0 if il in without else layer.expert_bytes
         rest = layer.weights_bytes - layer.expert_bytes
+        chosen += experts * _chosen(shape)
         read += rest + experts * _chosen(shape)
         held += rest + experts
         n = min(n_filled, layer.n_swa or n_filled)
         cache += 2 * (layer.n_embd_k_gqa + layer.n_embd_v_gqa) * n * cost
         cache += 2 * layer.state_bytes  # read and written
-    return Work(read, cache, int(held))
+    return Work(read, chosen, cache, held)
 
 
 def _chosen(shape: ModelShape) -> float:

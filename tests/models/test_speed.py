@@ -74,6 +74,19 @@ def test_prompts_are_read_as_fast_as_was_measured_on_h200s() -> None:
     assert 1 / flowing == pytest.approx(2065, rel=0.15)
 
 
+def test_experts_are_read_slower_than_their_active_parameters_would_be() -> None:
+    """Each gets but a few tokens of a batch, and more of a larger one."""
+    shape, card_4090 = shape_of("nemotron-3-nano-30b-a3b"), card(name="NVIDIA GeForce RTX 4090", gib=40)
+    seconds = []
+    for n_ubatch in (512, 2048):
+        load = Load(8192, 1, n_ubatch=n_ubatch)
+        each = speed.prompt_token_s(shape, load, on(shape, load, card_4090), n_cores=8)
+        assert each is not None
+        seconds.append(each)
+    n_active = 3.58e9
+    assert seconds[0] > seconds[1] > 1.5 * 2 * n_active / 155e12
+
+
 def test_what_lies_in_ram_is_copied_for_a_prompt_and_read_by_the_cpu_for_an_answer() -> None:
     shape, load = shape_of("nemotron-3-nano-30b-a3b", "IQ4_NL"), Load(8192, 1)
     whole = on(shape, load, card(name="NVIDIA GeForce RTX 4090"))
