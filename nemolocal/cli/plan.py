@@ -54,6 +54,8 @@ def _show(made: Plan) -> None:
         print(f"- {reason}")
     if made.tokens_per_s:
         print(f"- About {made.tokens_per_s:.0f} tokens per second for one answer (a forecast).")
+    if made.measured_tokens_per_s:
+        print(f"- {made.measured_tokens_per_s:g} tokens per second were measured here.")
 
 
 def _cells(share: Share) -> list[str]:
