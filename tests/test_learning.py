@@ -1,5 +1,4 @@
-"""What loads and answers teach: measured, kept, told, and used by the next plan. On a card that is only
-described, with engines that only pretend, but take what they are told to."""
+"""What loads and answers teach: measured, kept, told, and used by the next plan."""
 
 from __future__ import annotations
 
@@ -10,151 +9,38 @@ import logging
 import os
 import shutil
 import sqlite3
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from nemolocal import config, database, load_settings
-from nemolocal.engine.client import EngineClient
-from nemolocal.engine.messages import Held, LoadSpec, Occupancy
-from nemolocal.errors import EngineError, OutOfMemoryError, UsageError
-from nemolocal.hardware import Hardware, Holder
+from nemolocal.engine.messages import Held
+from nemolocal.errors import UsageError
 from nemolocal.models import measured, planning
 from nemolocal.models.learned import Learned
-from nemolocal.models.sizing import Plan
 from nemolocal.service import Service
-from nemolocal.types import (
-    Delta,
-    Finish,
-    GenerationParams,
-    Message,
-    Prompt,
-    Started,
-    StreamItem,
-    Timings,
-    Usage,
-)
+from nemolocal.types import Usage
 from tests import synthetic
+from tests.cards import CARD, DRIVER, MIB, UUID, Pc, ask, card, load_and_close, put_two_models
 from tests.profiles import GIB, machine
 
 pytestmark = pytest.mark.anyio
-
-MIB = 1 << 20
-CARD = "NVIDIA GeForce RTX 4090"
-UUID = machine((CARD, 1)).gpus[0].uuid
-DRIVER = "580.10"
-HI = [Message("user", "Hi")]
-
-
-class FakeEngine:
-    """Writes 101 tokens in two seconds, all at once."""
-
-    def __init__(self, spec: LoadSpec, pid: int, held: tuple[Held, ...]) -> None:
-        self.spec, self.pid = spec, pid
-        self.is_alive = True
-        self.death = None
-        self.occupancy = Occupancy()
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.usage = Usage(3, 101)
-        self.info = SimpleNamespace(
-            chat_template=synthetic.CHATML, bos="", eos="", control_tokens=(), n_ctx=spec.n_ctx, held=held
-        )
-
-    async def generate(self, prompt: Prompt, params: GenerationParams) -> AsyncGenerator[StreamItem, None]:
-        yield Started(3)
-        await self.gate.wait()
-        yield Delta("yes")
-        yield Finish("stop", self.usage, Timings(0.0, 0.1, 2.0))
-
-    async def close(self) -> None:
-        self.is_alive = False
-
-
-@dataclass
-class Pc:
-    """Each engine takes `taken_bytes` of the card, of which llama.cpp tells `held`; other programs take
-    `others_bytes`, and `grab_bytes` more while something loads. The driver may not name who holds what."""
-
-    hardware: Hardware = field(default_factory=lambda: card(24))
-    held: tuple[Held, ...] = (Held(UUID, 1 * MIB, 1 * MIB, compute_bytes=40 * MIB),)
-    taken_bytes: int = 842 * MIB
-    others_bytes: int = 0
-    grab_bytes: int = 0
-    names_holders: bool = True
-    engines: list[FakeEngine] = field(default_factory=list)
-    specs: list[LoadSpec] = field(default_factory=list)
-    errors: list[Exception] = field(default_factory=list)  # of the next loads
-
-    def detect(self) -> Hardware:
-        alive = [engine for engine in self.engines if engine.is_alive and engine.spec.n_gpu_layers]
-        holders = tuple(Holder(engine.pid, "python", self.taken_bytes) for engine in alive)
-
-        def now(gpu: Any) -> Any:
-            used = self.others_bytes + len(alive) * self.taken_bytes
-            return replace(
-                gpu,
-                free_bytes=max(gpu.free_bytes - used, 0),
-                holders=holders if self.names_holders else (),
-            )
-
-        return replace(self.hardware, gpus=tuple(now(gpu) for gpu in self.hardware.gpus))
-
-    async def start(
-        self, spec: LoadSpec, log_path: Path, on_progress: Callable[[float], None]
-    ) -> EngineClient:
-        self.specs.append(spec)
-        if self.errors:
-            raise self.errors.pop(0)
-        self.others_bytes += self.grab_bytes
-        engine = FakeEngine(spec, 100 + len(self.engines), self.held if spec.n_gpu_layers else ())
-        self.engines.append(engine)
-        return cast(EngineClient, engine)
-
-    def service(self, **flags: Any) -> Service:
-        return Service(config.load(flags), detect=self.detect, start_engine=self.start)
-
-    @property
-    def learned(self) -> Learned:
-        return measured.learned(config.load(), self.detect())
-
-    def plan(self, **flags: Any) -> Plan:
-        return planning.plan("one", config.load(flags), self.hardware, self.learned)
-
-
-def card(gib: float, *, driver: str = DRIVER) -> Hardware:
-    found = machine((CARD, gib))
-    return replace(found, gpus=tuple(replace(gpu, driver=driver) for gpu in found.gpus))
 
 
 @pytest.fixture(autouse=True)
 def heard(home: Path, caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """Two models are here, and the log is heard."""
-    folder = config.load().models_dir
-    folder.mkdir(parents=True)
-    shutil.copy(synthetic.write_tiny(folder / "one.gguf"), folder / "two.gguf")
+    put_two_models()
     logger = logging.getLogger("nemolocal")
     before = logger.propagate, logger.level
     logger.propagate = True
     logger.setLevel("INFO")
     yield caplog
     logger.propagate, logger.level = before
-
-
-async def ask(made: Service, ref: str) -> None:
-    items = [item async for item in made.find_model(ref).chat(HI, GenerationParams())]
-    assert isinstance(items[-1], Finish)
-
-
-async def load_and_close(pc: Pc, ref: str = "one", **flags: Any) -> None:
-    made = pc.service(**flags)
-    await ask(made, ref)
-    await made.close()
 
 
 def rows(query: str) -> list[tuple[Any, ...]]:
@@ -300,151 +186,6 @@ async def test_a_database_that_cannot_be_used_stops_no_load(heard: pytest.LogCap
     assert "what earlier loads took is left out" in heard.text
 
 
-# Room ----------------------------------------------------------------------------------------------
-
-
-async def test_what_a_loaded_model_really_holds_counts_as_room() -> None:
-    """By its plan it would give back too little for the other to lie on the card."""
-    pc = Pc(card(2.3), taken_bytes=1242 * MIB)
-    made = pc.service(margin_mib=256, ctx=512)
-    await ask(made, "one")
-    assert made.loaded()[0].gpu_bytes == 1242 * MIB
-    await ask(made, "two")
-    assert [engine.is_alive for engine in pc.engines] == [False, True]
-    assert pc.specs[1].n_gpu_layers > 0
-    await made.close()
-
-
-async def test_each_load_looks_at_the_memory_anew() -> None:
-    """A card that was lost and is back, with less free than before."""
-    pc = Pc()
-    whole = pc.hardware
-    lost = replace(whole.gpus[0], state="lost", problem="Lost.", total_bytes=0, free_bytes=0)
-    pc.hardware = replace(whole, mode="cpu", gpus=(lost,))
-    made = pc.service(ctx=512)
-    await ask(made, "one")
-    assert pc.specs[-1].n_gpu_layers == 0
-    pc.hardware = whole
-    await ask(made, "two")
-    assert pc.specs[-1].n_gpu_layers > 0
-    plan = made._residency.residents[0].plan
-    assert plan is not None
-    assert plan.placement.gpus[0].free_bytes == whole.gpus[0].free_bytes
-    pc.others_bytes = 20 * GIB
-    await made.unload("two")
-    await ask(made, "two")
-    plan = made._residency.residents[0].plan
-    assert plan is not None
-    assert plan.placement.gpus[0].free_bytes == whole.gpus[0].free_bytes - 20 * GIB
-    await made.close()
-
-
-# Too little memory ---------------------------------------------------------------------------------
-
-
-def out_of_memory(pc: Pc, *, held_mib: int = 0, free_mib: int | None = 0, wanted_mib: int = 1) -> None:
-    pc.errors.append(
-        OutOfMemoryError(
-            "llama.cpp could not make a context.",
-            device=UUID,
-            wanted_bytes=wanted_mib * MIB,
-            free_bytes=None if free_mib is None else free_mib * MIB,
-            held_bytes=held_mib * MIB,
-        )
-    )
-
-
-async def test_too_little_memory_is_planned_again_with_what_the_engine_really_held() -> None:
-    """CUDA took 1,800 MiB where 530 were planned."""
-    pc = Pc(card(2.3))
-    free_mib = pc.hardware.gpus[0].free_bytes // MIB
-    out_of_memory(pc, free_mib=free_mib - 1800)
-    made = pc.service(margin_mib=256, ctx=512)
-    await ask(made, "one")
-    assert [spec.n_gpu_layers > 0 for spec in pc.specs] == [True, False]
-    assert made.status().note == f"1.2 GiB more are kept free on {CARD}, since memory ran out before."
-    assert made.totals()["one"].n_failed_loads == 1
-    await made.close()
-
-
-async def test_memory_that_others_took_meanwhile_is_not_kept_free_twice() -> None:
-    pc = Pc(card(2.3))
-    free_mib = pc.hardware.gpus[0].free_bytes // MIB
-    out_of_memory(pc, free_mib=free_mib - 530 - 1200)
-    made = pc.service(margin_mib=256, ctx=512)
-    detect, n_looks = pc.detect, itertools.count()
-
-    def others_come() -> Hardware:
-        pc.others_bytes = 1200 * MIB if next(n_looks) else 0
-        return detect()
-
-    made._loader._detect = others_come
-    await ask(made, "one")
-    assert pc.specs[1].n_gpu_layers == 0
-    assert made.status().note == ""
-    await made.close()
-
-
-async def test_more_asked_for_than_was_planned_is_planned_for() -> None:
-    pc = Pc(card(2.3))
-    out_of_memory(pc, free_mib=None, wanted_mib=1300)
-    made = pc.service(margin_mib=256, ctx=512)
-    await ask(made, "one")
-    assert [spec.n_gpu_layers > 0 for spec in pc.specs] == [True, False]
-    await made.close()
-
-
-async def test_a_failure_that_the_figures_do_not_explain_makes_the_plan_smaller_by_a_guess() -> None:
-    pc = Pc(card(24))
-    for _ in range(2):
-        out_of_memory(pc, free_mib=None)
-    made = pc.service(ctx=512)
-    with pytest.raises(OutOfMemoryError):
-        await ask(made, "one")
-    assert made._loader.failures.missing_bytes(Path(pc.specs[0].path)) == {UUID: 2 * GIB}
-    await made.close()
-
-
-async def test_more_than_an_engine_can_hold_was_others_who_came_and_went() -> None:
-    pc = Pc(card(24))
-    out_of_memory(pc, free_mib=512)
-    made = pc.service(ctx=512)
-    await ask(made, "one")
-    assert made.status().note == f"1.0 GiB more are kept free on {CARD}, since memory ran out before."
-    assert pc.specs[1].n_gpu_layers > 0
-    await made.close()
-
-
-async def test_a_second_failure_is_told_in_one_line_with_all_figures(
-    heard: pytest.LogCaptureFixture,
-) -> None:
-    pc = Pc(card(24))
-    for _ in range(9):
-        out_of_memory(pc, held_mib=256, free_mib=512, wanted_mib=768)
-    made = pc.service(ctx=512, slots=1)
-    with pytest.raises(OutOfMemoryError) as caught:
-        await ask(made, "one")
-    assert len(pc.specs) == 2
-    text = str(caught.value)
-    assert "\n" not in text
-    assert f"one ran out of memory while loading: {CARD} was asked for 0.75 GiB more" in text
-    assert "with 0.50 GiB free, beside 0.25 GiB that the model had" in text
-    assert "planned again with what the first try showed, and failed again" in text
-    assert made.status().state == "failed"
-    assert text in made.status().problem
-    await made.close()
-
-
-async def test_too_little_ram_is_told_too() -> None:
-    pc = Pc(machine(ram_gib=16))
-    error = OutOfMemoryError("No context.", device="", wanted_bytes=GIB, free_bytes=None, held_bytes=0)
-    pc.errors = [error, error]
-    made = pc.service(ctx=512)
-    with pytest.raises(EngineError, match=r"the RAM was asked for 1\.00 GiB more, beside 0\.00 GiB"):
-        await ask(made, "one")
-    await made.close()
-
-
 # Speed ---------------------------------------------------------------------------------------------
 
 
@@ -543,3 +284,19 @@ async def test_a_plan_by_name_knows_what_loads_have_shown() -> None:
     plan = planning.plan("one", config.load(), pc.hardware)
     assert plan.placement.shares[0].overhead_bytes == 800 * MIB
     assert planning.plan("one", config.load(), pc.hardware, Learned()) != plan
+
+
+@pytest.mark.model
+async def test_a_real_engine_teaches_what_its_library_has_allocated() -> None:
+    made = Service(config.load({"ctx": 2048, "threads": 1}), detect=machine)
+    await made.load("one")
+    plan = made._residency.residents[0].plan
+    await made.close()
+    assert plan is not None
+    kept = {kind: (planned, used) for kind, planned, used in rows(
+        "SELECT kind, planned_bytes, used_bytes FROM load_bytes WHERE device = ''"
+    )}  # fmt: skip
+    assert kept["kv"][0] == plan.placement.host.kv_bytes
+    assert kept["kv"][1] == pytest.approx(kept["kv"][0], abs=0.01 * MIB)
+    [(ratio,)] = rows("SELECT compute_ratio FROM loads")
+    assert 0 < ratio <= 1.0
