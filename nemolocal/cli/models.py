@@ -11,6 +11,7 @@ import typer
 
 from nemolocal.cli import hub, options, output
 from nemolocal.cli.pull import bar, local_json, pull
+from nemolocal.cli.quantize import quantize
 from nemolocal.config import Config
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ Facts = dict[str, Any]
 app = typer.Typer(help="List, fetch, check and remove models.", no_args_is_help=True)
 app.command("pull")(pull)
 app.command("search")(hub.search)
+app.command("quantize")(quantize)
 
 Ref = Annotated[
     str, typer.Argument(metavar="REF", help="ID, ID:QUANT, hf:OWNER/REPO[:QUANT or FILE], or a path.")

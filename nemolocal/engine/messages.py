@@ -95,6 +95,32 @@ class Shortage:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizeSpec:
+    """What to quantize: `file_type` is llama.cpp's number of the quantization (llama_ftype). A dry run only
+    says what would become of each tensor. `may_requantize` allows what is quantized already to lose more."""
+
+    source: str
+    target: str
+    file_type: int
+    n_threads: int = 0
+    is_dry: bool = False
+    may_requantize: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDone:
+    """One of `n_all` tensors, of the type `before`, became the type `after`; `dims` begins with the length
+    of a row. Types have ggml's names, such as "f16" and "q4_K"."""
+
+    number: int
+    n_all: int
+    name: str
+    dims: tuple[int, ...]
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What llama.cpp says of the loaded model.
 

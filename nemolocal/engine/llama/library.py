@@ -26,9 +26,7 @@ SPLIT_MODES = {"none": 0, "layer": 1, "tensor": 3}
 def load_library(spec: LoadSpec) -> Any:
     """The module of llama.cpp's functions, started. Raises EngineError when it cannot do what is planned."""
     _choose_devices(spec)
-    import llama_cpp  # after the devices are chosen: CUDA reads the environment once
-
-    library = llama_cpp.llama_cpp
+    library = functions()
     library.llama_backend_init()
     if spec.n_numa_nodes > 1:  # before the weights are touched, which decides on whose memory they lie
         library.llama_numa_init(NUMA_DISTRIBUTE)
@@ -38,6 +36,14 @@ def load_library(spec: LoadSpec) -> Any:
             hint="Run installer/run.py again to install the CUDA build, or plan with --gpu-layers 0.",
         )
     return library
+
+
+def functions() -> Any:
+    """The module of llama.cpp's functions. To be asked for after the devices are chosen: CUDA reads the
+    environment once."""
+    import llama_cpp
+
+    return llama_cpp.llama_cpp
 
 
 def load_model(library: Any, spec: LoadSpec, log: Log, on_progress: Callable[[float], None]) -> Any:
