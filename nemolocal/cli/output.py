@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Sequence
 from types import TracebackType
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+GIB = 1 << 30
 _N_COLUMNS_PIPED = 160
 
 _log = logging.getLogger("nemolocal.cli")
@@ -69,6 +71,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def item(text: str) -> None:
+    """A point of a list. On a terminal its lines break between words; what is piped keeps one line."""
+    lines = [text]
+    if sys.stdout.isatty():
+        lines = textwrap.wrap(text, max(console().width - 2, 20), break_on_hyphens=False)
+    print("- " + "\n  ".join(lines))
+
+
 def note(text: str) -> None:
     """A line for the person at the terminal, out of the way of what is piped."""
     print(text, file=sys.stderr, flush=True)
@@ -81,7 +91,7 @@ def error(text: str) -> None:
 
 def gib(n_bytes: int) -> str:
     """Memory, in the unit that GPUs are sold in."""
-    return f"{n_bytes / (1 << 30):.1f} GiB"
+    return f"{n_bytes / GIB:.1f} GiB"
 
 
 def size(n_bytes: int) -> str:

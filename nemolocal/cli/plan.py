@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nemolocal.cli import options, output
+from nemolocal.cli import bars, options, output
 from nemolocal.config import Config
+from nemolocal.errors import DoesNotFitError
 
 if TYPE_CHECKING:
-    from nemolocal.models.placement import Share
     from nemolocal.models.sizing import Plan
-
-BAR_WIDTH = 30
 
 
 @options.takes_settings(*options.LOADING, "margin_mib", *options.NETWORK, *options.MACHINE)
@@ -29,41 +27,58 @@ def plan(
     from nemolocal.hardware import survey
     from nemolocal.models import planning
 
-    made = planning.plan(ref, load_settings.applied(config, [ref]), survey(config))
+    hardware = survey(config)
+    try:
+        made = planning.plan(ref, load_settings.applied(config, [ref]), hardware)
+    except DoesNotFitError as error:
+        if not as_json:
+            raise
+        output.print_json(
+            {
+                "model": ref,
+                "fits": False,
+                "error": str(error),
+                "needed_bytes": error.needed_bytes,
+                "available_bytes": error.available_bytes,
+            }
+        )
+        raise typer.Exit(1) from None
     if as_json:
         output.print_json(made.to_dict())
-    else:
-        _show(made)
-
-
-def _show(made: Plan) -> None:
-    size = output.size(made.candidate.size_bytes)
-    print(f"{made.model}: {made.candidate.quant or made.candidate.file} ({size})")
-    load = made.load
-    if made.candidate.shape.pooling:
-        print(f"Inputs of up to {load.n_ctx:,} tokens, {load.n_slots} at a time")
-    else:
-        print(f"Context {load.n_ctx:,} tokens, {load.n_slots} answers at a time, {load.kv_type} cache")
-    columns = ("Device", "Layers", "Weights", "Cache", "State", "Buffers", "In all", "Of", "")
-    rows = output.table(*columns, right=columns[1:-1])
-    for gpu, share in zip(made.placement.gpus, made.placement.shares, strict=True):
-        rows.add_row(gpu.name, *_cells(share), output.gib(gpu.free_bytes), _bar(share, gpu.free_bytes))
-    rows.add_row("RAM", *_cells(made.placement.host), "", "")
-    output.console().print(rows)
+        return
+    _show_head(made)
+    bars.show(made, hardware, output.console())
     for reason in made.reasons:
-        print(f"- {reason}")
-    if made.tokens_per_s:
-        print(f"- About {made.tokens_per_s:.0f} tokens per second for one answer (a forecast).")
-    if made.measured_tokens_per_s:
-        print(f"- {made.measured_tokens_per_s:g} tokens per second were measured here.")
+        output.item(reason)
+    for line in speeds(made):
+        output.item(line)
 
 
-def _cells(share: Share) -> list[str]:
-    buffers = share.compute_bytes + share.overhead_bytes
-    parts = (share.weights_bytes, share.kv_bytes, share.state_bytes, buffers, share.total_bytes)
-    return [str(share.n_layers), *map(output.gib, parts)]
+def speeds(made: Plan) -> list[str]:
+    """What the plan says of speed: what was measured, what is a forecast."""
+    lines = []
+    measured, forecast, reading = made.measured_tokens_per_s, made.tokens_per_s, made.prompt_tokens_per_s
+    if forecast:
+        lines.append(f"Forecast: about {_round(forecast)} tokens a second for one answer.")
+    if measured:
+        lines.append(f"Measured here: {_round(measured)} tokens a second for one answer.")
+    if reading:
+        lines.append(f"Forecast: about {_round(reading)} tokens a second when it reads a long prompt.")
+    return lines
 
 
-def _bar(share: Share, free_bytes: int) -> str:
-    n_full = min(round(BAR_WIDTH * share.total_bytes / max(free_bytes, 1)), BAR_WIDTH)
-    return "█" * n_full + "░" * (BAR_WIDTH - n_full)
+def _show_head(made: Plan) -> None:
+    candidate, load = made.candidate, made.load
+    where = "" if candidate.is_local else ", not on this machine yet"
+    print(f"{made.model}: {candidate.quant or candidate.file} ({output.size(candidate.size_bytes)}){where}")
+    if candidate.shape.pooling:
+        print(f"Inputs of up to {load.n_ctx:,} tokens, {load.n_slots} at a time")
+        return
+    answers = "1 answer" if load.n_slots == 1 else f"{load.n_slots} answers"
+    each = " each" if load.kv_layout == "split" else ""
+    print(f"Context {load.n_ctx:,} tokens{each}, {answers} at a time, {load.kv_type} cache")
+
+
+def _round(speed: float) -> str:
+    """Two digits: a forecast is no better, and what was measured differs as much from run to run."""
+    return f"{float(f'{speed:.2g}'):,.0f}" if speed >= 10 else f"{speed:.1f}"

@@ -16,11 +16,13 @@ N_BATCH: Final = 2048
 @dataclass(frozen=True, slots=True)
 class Bar:
     """One device's memory as it will be: `parts` are (what, bytes) in the order in which they are drawn, and
-    add up to `total_bytes`."""
+    add up to `total_bytes`. `device` is a GPU's UUID, "" for the RAM, and `n_layers` lie there."""
 
     name: str
     parts: tuple[tuple[str, int], ...]
     total_bytes: int
+    device: str = ""
+    n_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +93,23 @@ class Plan:
         place = self.placement
         shares = dict(zip(self.visible_devices, place.shares, strict=True))
         usable = [gpu for gpu in hardware.gpus if gpu.state == "ok" and not gpu.shares_ram]
-        bars = [_bar(gpu.name, _gpu_parts(gpu, shares.get(gpu.uuid), self.kept_bytes)) for gpu in usable]
+        bars = [_gpu_bar(gpu, shares.get(gpu.uuid), self.kept_bytes) for gpu in usable]
         ram = hardware.ram
         in_ram = [place.host, *(s for g, s in zip(place.gpus, place.shares, strict=True) if g.shares_ram)]
         parts = _share_parts(in_ram)
         used = sum(n for _, n in parts)
         others = ram.total_bytes - ram.available_bytes
         parts += [("other programs", others), ("free", max(ram.available_bytes - used, 0))]
-        return (*bars, _bar("RAM", parts))
+        return (*bars, _bar("RAM", parts, n_layers=sum(share.n_layers for share in in_ram)))
 
 
-def _gpu_parts(gpu: Gpu, share: Share | None, kept_bytes: int) -> list[tuple[str, int]]:
+def _gpu_bar(gpu: Gpu, share: Share | None, kept_bytes: int) -> Bar:
     parts = _share_parts([share] if share else [])
     left = max(gpu.free_bytes - sum(n for _, n in parts), 0)
     margin = min(kept_bytes, left) if share else 0
     others = gpu.total_bytes - gpu.free_bytes
-    return [*parts, ("margin", margin), ("other programs", others), ("free", left - margin)]
+    parts += [("margin", margin), ("other programs", others), ("free", left - margin)]
+    return _bar(gpu.name, parts, device=gpu.uuid, n_layers=share.n_layers if share else 0)
 
 
 def _share_parts(shares: list[Share]) -> list[tuple[str, int]]:
@@ -119,9 +122,9 @@ def _share_parts(shares: list[Share]) -> list[tuple[str, int]]:
     ]
 
 
-def _bar(name: str, parts: list[tuple[str, int]]) -> Bar:
+def _bar(name: str, parts: list[tuple[str, int]], *, n_layers: int, device: str = "") -> Bar:
     filled = tuple((what, n) for what, n in parts if n > 0)
-    return Bar(name, filled, sum(n for _, n in filled))
+    return Bar(name, filled, sum(n for _, n in filled), device, n_layers)
 
 
 def _figures(share: Share) -> dict[str, int]:
