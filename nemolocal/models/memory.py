@@ -177,8 +177,9 @@ def offload_bytes(shape: ModelShape, n_host_layers: int, host_experts: Collectio
     return max(sizes, default=0)
 
 
-def host_bytes(shape: ModelShape, load: Load) -> int:
-    """What RAM holds for a model that lies on GPUs, besides the token embeddings: the embedded batch, the
-    mask, and the logits that are handed out (llama-context.cpp, output_reserve)."""
-    n_logits = shape.n_vocab * n_outputs(shape, load)
-    return 8 * shape.n_embd * load.n_tokens + mask_bytes(shape, load) + 4 * n_logits
+def host_bytes(shape: ModelShape, load: Load, *, is_computing: bool) -> int:
+    """What RAM holds besides weights, cache and `compute_bytes`: the logits that are handed out
+    (llama-context.cpp, output_reserve), and where GPUs compute everything, the embedded batch and the mask,
+    which else lie in the buffer of what RAM computes."""
+    logits = 4 * shape.n_vocab * n_outputs(shape, load)
+    return logits if is_computing else logits + 8 * shape.n_embd * load.n_tokens + mask_bytes(shape, load)

@@ -287,5 +287,5 @@ def host_share(job: Job, n_layers: int, *, is_all: bool = False) -> Share:
         kv_bytes=sum(memory.kv_bytes(b, load) for b in blocks),
         state_bytes=sum(memory.state_bytes(b, load) for b in blocks),
         compute_bytes=round(compute_bytes * job.compute_ratio),
-        overhead_bytes=memory.host_bytes(shape, load),
+        overhead_bytes=memory.host_bytes(shape, load, is_computing=is_computing),
     )

@@ -139,7 +139,7 @@ def test_a_row_of_logits_is_counted_for_each_token_of_a_batch(tmp_path: Path) ->
     shape = gguf.read(wide(tmp_path, "llama-embed")).shape
     load = load_of(shape, n_ctx=2048, n_slots=8, kv_type="f16")
     assert load == Load(2048, 8, "f16", 2048)
-    assert memory.host_bytes(shape, load) > 4 * 60_000 * 2048
+    assert memory.host_bytes(shape, load, is_computing=True) >= 4 * 60_000 * 2048
 
 
 def test_short_heads_keep_their_scores_on_a_gpu(tmp_path: Path) -> None:
