@@ -6,6 +6,7 @@ the last one given wins, and `Config.sources` says which it was. Knows nothing o
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import tomllib
@@ -20,6 +21,7 @@ from nemolocal.errors import ConfigError, UsageError
 
 APP = "nemolocal"
 PREFIX = "NEMOLOCAL_"
+_FOREIGN = ("NEMOLOCAL_HOME", "NEMOLOCAL_DEBUG", "NEMOLOCAL_TEST_")  # no settings, but read by others
 DEFAULT_PORT = 6366
 
 
@@ -173,6 +175,18 @@ def load(flags: Mapping[str, Any] | None = None, *, env: Mapping[str, str] | Non
 def wants_debug(env: Mapping[str, str] | None = None) -> bool:
     """Whether NEMOLOCAL_DEBUG asks for tracebacks. No setting: it must work where the settings do not."""
     return (os.environ if env is None else env).get(PREFIX + "DEBUG", "") not in ("", "0")
+
+
+def unknown_variables(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables that look like settings and are none, each with the one that may be meant, "" where none is
+    near."""
+    known = [PREFIX + f.name.upper() for f in fields(Settings)]
+    found = {}
+    for name in sorted(os.environ if env is None else env):
+        if not name.startswith(PREFIX) or name in known or name.startswith(_FOREIGN):
+            continue
+        found[name] = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.85)), "")
+    return found
 
 
 def find_paths(env: Mapping[str, str]) -> Paths:

@@ -310,7 +310,7 @@ class Service:
             return settings.model
         if len({model.id for model in usable}) == 1:
             return usable[0].id
-        raise _nothing_named(purpose, is_any_here=bool(usable))
+        raise store.nothing_named(purpose, sorted({model.id for model in usable}))
 
     def _candidates(self, ref: str) -> Candidates:
         """The files that a reference may mean; a plan chooses among several quants."""
@@ -480,16 +480,6 @@ def _loaded(resident: Resident) -> LoadedModel:
         n_taken_cells=engine.occupancy.n_taken_cells,
         ref=resident.model.ref,
     )
-
-
-def _nothing_named(purpose: Purpose, *, is_any_here: bool) -> ModelNotFoundError:
-    kind = {"chat": "model", "embed": "model that embeds", "rank": "model that ranks"}[purpose]
-    if is_any_here:
-        return ModelNotFoundError(f"No {kind} was named.", hint="`nemolocal models list` shows them.")
-    hint = "Run `nemolocal models pull starter`."
-    if purpose != "chat":
-        hint = "Get one as .gguf: `nemolocal models pull hf:OWNER/REPO`, or `nemolocal models import PATH`."
-    return ModelNotFoundError(f"There is no {kind} on this machine.", hint=hint)
 
 
 def _names(models: Sequence[LocalModel]) -> dict[Path, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,21 @@ def test_debug_switch() -> None:
         True,
     ]
     assert not config.wants_debug({})
+
+
+def test_variables_that_are_no_settings_are_found() -> None:
+    env = {
+        "NEMOLOCAL_PROT": "1",
+        "NEMOLOCAL_XYZZY": "",
+        "NEMOLOCAL_PORT": "1",
+        "NEMOLOCAL_HOME": "/x",
+        "NEMOLOCAL_DEBUG": "1",
+        "NEMO": "",
+    }
+    assert config.unknown_variables(env) == {"NEMOLOCAL_PROT": "NEMOLOCAL_PORT", "NEMOLOCAL_XYZZY": ""}
+    assert (
+        config.unknown_variables({"NEMOLOCAL_" + f.name.upper(): "" for f in fields(config.Settings)}) == {}
+    )
 
 
 def test_resources_are_found_in_a_clone() -> None:

@@ -149,7 +149,7 @@ async def test_models_that_are_not_named_or_not_there(engine: FakeEngine, tiny: 
     with pytest.raises(ModelNotFoundError, match="no model on this machine"):
         service(engine).find_model(None)
     put(tiny, "one.gguf", "two.gguf")
-    with pytest.raises(ModelNotFoundError, match="named"):
+    with pytest.raises(ModelNotFoundError, match="named, and several are here: one, two"):
         service(engine).find_model(None)
     assert service(engine, model="one").find_model(None).id == "one"
     with pytest.raises(ModelNotFoundError):

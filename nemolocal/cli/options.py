@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from nemolocal import log
-from nemolocal.config import Settings, load
+from nemolocal.cli import output
+from nemolocal.config import Settings, load, unknown_variables
 
 NETWORK = ("offline",)
 MACHINE = ("hardware", "models_dir", "log_level")
@@ -54,6 +55,7 @@ def takes_settings(*names: str) -> Callable[[Callable[..., Any]], Callable[..., 
             flags = {name: _joined(given.pop(name)) for name in names}
             # A switch that is not there says nothing; a file or a variable may have turned it on.
             config = load({name: value for name, value in flags.items() if value is not False})
+            _tell_unknown_variables()
             log.start(config.paths.logs, config.settings.log_level)
             return command(config, **given)
 
@@ -90,6 +92,19 @@ def _flag(name: str) -> inspect.Parameter:
         inspect.Parameter.KEYWORD_ONLY,
         default=False if is_switch else None,
         annotation=Annotated[kind, option],
+    )
+
+
+def _tell_unknown_variables() -> None:
+    unknown = unknown_variables()
+    if not unknown:
+        return
+    meant = ", ".join(name for name in unknown.values() if name)
+    hint = f"did you mean {meant}?" if meant else "`nemolocal config` lists the settings."
+    is_one = len(unknown) == 1
+    output.note(
+        f"warning: {', '.join(unknown)} {'is no setting and is' if is_one else 'are no settings and are'} "
+        f"ignored; {hint}"
     )
 
 

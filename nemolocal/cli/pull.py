@@ -86,6 +86,8 @@ def ensure_local(service: Service, ref: str | None) -> TextModel:
         return service.admit(ref)
     except ModelNotFoundError as error:
         wanted = _to_offer(service.config, ref)
+        if not wanted and ref is None:
+            error.hint = "Name one as REF, or set one as `model`; `nemolocal models list` shows them all."
         if not wanted or not _can_ask():
             raise
         wanted = fitting(wanted, service.config)

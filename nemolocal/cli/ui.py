@@ -11,6 +11,7 @@ import typer
 
 from nemolocal.cli import options, output
 from nemolocal.cli.hardware import tell_warnings
+from nemolocal.cli.serve import check_beside, tell_failures
 from nemolocal.config import Config
 
 if TYPE_CHECKING:
@@ -42,7 +43,9 @@ def ui(
     from nemolocal.cli.pull import ensure_local
     from nemolocal.service import Service
 
+    check_beside(config)
     tell_warnings(config)
+    tell_failures()
     service = Service(config)
     # A model from the settings is loaded by the first request; one from the command line now.
     refs = [config.settings.model] if config.sources["model"] == "flag" else []

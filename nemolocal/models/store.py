@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from nemolocal.models.reference import FileKind, HubRef, NamedRef, PathRef, Refe
 from nemolocal.models.shape import Pooling
 
 CACHE_FILE = "headers.json"
+N_NAMED = 4  # models that an error names, at most
 
 Purpose = Literal["chat", "embed", "rank"]
 """What a model does with a text."""
@@ -323,6 +324,21 @@ def _not_here(ref: NamedRef | HubRef, models: Iterable[LocalModel], known: Catal
     return ModelNotFoundError(
         f"'{ref}' is not on this machine.", hint=f"Get it with `nemolocal models pull {ref}`."
     )
+
+
+def nothing_named(purpose: Purpose, here: Sequence[str]) -> ModelNotFoundError:
+    """The error where no model of a purpose was named and more or less than one is `here`, by their ids."""
+    kind = {"chat": "model", "embed": "model that embeds", "rank": "model that ranks"}[purpose]
+    if here:
+        others = f" and {len(here) - N_NAMED} more" if len(here) > N_NAMED else ""
+        return ModelNotFoundError(
+            f"No {kind} was named, and several are here: {', '.join(here[:N_NAMED])}{others}.",
+            hint="Name one; `nemolocal models list` shows them all.",
+        )
+    hint = "Run `nemolocal models pull starter`."
+    if purpose != "chat":
+        hint = "Get one as .gguf: `nemolocal models pull hf:OWNER/REPO`, or `nemolocal models import PATH`."
+    return ModelNotFoundError(f"There is no {kind} on this machine.", hint=hint)
 
 
 def target_path(root: Path, repo: str, name: str) -> Path:

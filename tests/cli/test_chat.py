@@ -15,9 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nemolocal import config
 from nemolocal.cli import chat
 from nemolocal.errors import ContextLengthError, EngineDiedError, EngineError
 from nemolocal.types import GenerationParams, Message
+from tests import synthetic
 from tests.cli.conftest import Cli, is_one_error
 from tests.fakes import FakeService, FakeTextModel
 
@@ -48,6 +50,18 @@ def test_prompt_from_stdin(cli: Cli, service: FakeService, arguments: list[str])
 def test_empty_prompt(cli: Cli, service: FakeService) -> None:
     assert is_one_error(cli("chat", "-p", "-", stdin=" \n"), 2)
     assert service.model.calls == []
+
+
+def test_with_several_models_here_one_is_to_be_named(cli: Cli) -> None:
+    folder = config.load().models_dir
+    folder.mkdir(parents=True)
+    for name in ("one", "two"):
+        synthetic.write_tiny(folder / f"{name}.gguf")
+    for command in (("chat", "-p", "Hi"), ("bench",)):
+        refused = cli(*command)
+        assert is_one_error(refused, 1), refused
+        assert "one, two" in refused.err
+        assert "REF" in refused.err
 
 
 def test_cut_answer_is_said_on_stderr(cli: Cli, service: FakeService) -> None:

@@ -59,3 +59,14 @@ def test_table(cli: Cli, home: Path) -> None:
     assert rows["host"] == ["host", "[::1]", "flag", "NEMOLOCAL_HOST"]
     assert rows["kv"] == ["kv", "f16", "default", "NEMOLOCAL_KV"]
     assert str(home / "config.toml") in result.out
+
+
+def test_a_variable_that_is_no_setting_is_told_in_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEMOLOCAL_PROT", "7000")
+    result = cli("config", "--json")
+    assert (result.code, len(result.err.splitlines())) == (0, 1)
+    assert "NEMOLOCAL_PROT" in result.err
+    assert "NEMOLOCAL_PORT?" in result.err
+    assert json.loads(result.out)["settings"]["port"]["source"] == "default"
+    monkeypatch.setenv("NEMOLOCAL_NONSENSE", "1")
+    assert len(cli("config").err.splitlines()) == 1

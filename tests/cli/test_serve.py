@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import queue
+import subprocess
+import sys
 import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +19,7 @@ from nemolocal.api.listen import Listener
 from nemolocal.cli import ui
 from nemolocal.errors import PortError
 from nemolocal.service import Service
+from tests import synthetic
 from tests.cli.conftest import Cli, is_one_error
 from tests.fakes import FakeService
 
@@ -124,3 +129,59 @@ def test_no_browser_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(webbrowser, "get", none)
     ui.open_browser("http://127.0.0.1:1")
+
+
+def test_models_may_be_named_without_a_flag(cli: Cli, port: FakePort) -> None:
+    assert cli("serve", "fake", "--model", "fake").code == 0
+    assert port.calls[0]["refs"] == ["fake", "fake"]
+    assert is_one_error(cli("serve", "nope"), 1)
+
+
+@pytest.mark.parametrize("command", ["serve", "ui"])
+def test_a_draft_model_or_adapter_that_is_not_here_is_told_at_start(
+    cli: Cli, port: FakePort, opened: Opened, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    for flags, code in ((("--draft", "nope"), 1), (("--lora", "nope.gguf"), 2)):
+        refused = cli(command, *flags)
+        assert is_one_error(refused, code), refused
+        assert flags[0] in refused.err
+        assert flags[1] in refused.err
+    assert port.calls == []
+    monkeypatch.setenv("NEMOLOCAL_DRAFT", "nope")  # what is set for good does not keep the app from starting
+    warned = cli(command)
+    assert warned.code == 0
+    assert warned.err.startswith("warning: --draft: ")
+    assert len(warned.err.splitlines()) == len(port.calls) == 1
+
+
+def test_what_fails_while_it_serves_is_told_in_the_terminal(
+    cli: Cli, port: FakePort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        logging.getLogger("nemolocal.loading").error("loading %s failed: %s", "big", "It does not fit.")
+        logging.getLogger("nemolocal.loading").warning("of no matter")
+
+    monkeypatch.setattr("nemolocal.api.serve.serve", fail)
+    assert cli("serve", "--model", "fake").err == "error: loading big failed: It does not fit.\n"
+
+
+@pytest.mark.model
+def test_a_model_that_does_not_fit_is_told_in_the_terminal(tmp_path: Path) -> None:
+    """By the whole program: the port opens, the load fails, and the person sees why."""
+    model = synthetic.write_tiny(tmp_path / "tiny.gguf")
+    (tmp_path / "small.toml").write_text("[ram]\ntotal_bytes = 800000000\navailable_bytes = 530000000\n")
+    arguments = ("serve", model, "--port", "0", "--hardware", tmp_path / "small.toml", "--ctx", "900000")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "nemolocal.cli.app", *map(str, arguments)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stderr
+        line = server.stderr.readline()
+        assert line.startswith("error: loading tiny failed: "), line
+        assert "does not fit" in line
+    finally:
+        server.terminate()
+        server.communicate(timeout=30)
