@@ -63,6 +63,7 @@
       const isShown = body.classList.contains(`view-${view}`);
       set(document.querySelector(`#nav-${view}`), "aria-current", isShown ? "page" : "false");
     }
+    set(document.querySelector("#model-picker input"), "placeholder", "No model chosen");
     set(document.querySelector("#models-said"), "role", "status");
     set(document.querySelector("#notice"), "role", "alert");
     set(document.querySelector("#status"), "role", "status");

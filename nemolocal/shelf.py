@@ -42,7 +42,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A model to begin with: its reference, name, size in bytes, and how it would run."""
+    """A model to begin with: its reference, name, size in bytes, and how it would run. `has_starter` says
+    that the small starter model, which could answer meanwhile, is here."""
 
     ref: str
     name: str
@@ -50,6 +51,7 @@ class Proposal:
     fit: Fit
     must_accept: bool
     licence: str
+    has_starter: bool
 
 
 class Shelf:
@@ -133,8 +135,8 @@ class Shelf:
         return transfers.choices(ref, self._config)
 
     def proposal(self) -> Proposal | None:
-        """What to begin with where only the starter is here: the largest model of the proposed families, the
-        newest family first, that runs well. None where there is something else already, or nothing runs well.
+        """What to begin with where at most the starter is here: the largest model of the proposed families,
+        the newest family first, that runs well. None where there is something else, or nothing runs well.
         """
         models = overview.build(self._config)
         here = [m for m in models if any(f.state == "local" and not f.problem for f in m.files)]
@@ -148,7 +150,7 @@ class Shelf:
             for listed in sorted(same, key=lambda m: -m.n_params):
                 fit = fits.fit(listed.id, self._config, machine, learned)
                 if _runs_well(fit, machine):
-                    return _proposal(listed, fit)
+                    return _proposal(listed, fit, has_starter=bool(here))
         return None
 
     # Changing ------------------------------------------------------------------------------------
@@ -193,7 +195,7 @@ def _runs_well(fit: Fit, machine: Hardware) -> bool:
     return is_fluent and (fit.grade == "green" if machine.mode == "gpu" else True)
 
 
-def _proposal(listed: CatalogModel, fit: Fit) -> Proposal:
+def _proposal(listed: CatalogModel, fit: Fit, *, has_starter: bool) -> Proposal:
     assert fit.plan is not None
     return Proposal(
         ref=f"{listed.id}:{fit.plan.candidate.quant}",
@@ -202,4 +204,5 @@ def _proposal(listed: CatalogModel, fit: Fit) -> Proposal:
         fit=fit,
         must_accept=listed.must_accept,
         licence=listed.licence,
+        has_starter=has_starter,
     )

@@ -8,6 +8,7 @@ from typing import Literal
 
 from nemolocal.downloads import Download
 from nemolocal.hardware import Hardware
+from nemolocal.models import catalog
 from nemolocal.models.catalog import CatalogModel
 from nemolocal.models.download import Choice
 from nemolocal.models.fits import Fit
@@ -254,21 +255,33 @@ def _acts(
     return button("Download", "download", ref)
 
 
-def proposal(found: Proposal | None, download: Download | None) -> str:
-    """What to begin with, above the chat; nothing where there is nothing to propose."""
+def proposal(found: Proposal | None, download: Download | None, starter: Download | None = None) -> str:
+    """What to begin with, above the chat; nothing where there is nothing to propose. The downloads are those
+    of the model and of the starter, where there are any."""
     if found is None:
         return ""
     if download and download.state == "done":
         load = button("Load it", "load", found.ref, kind="main")
         return f'<div class="proposal"><span>{text(found.name)} is here.</span> {load}</div>'
     if download:
-        return f'<div class="proposal"><span>{text(found.name)}: {_download(download)}</span></div>'
+        again = "" if download.state in ("waiting", "running") else button("Go on", "download-yes", found.ref)
+        return f'<div class="proposal"><span>{text(found.name)}: {_download(download)}</span> {again}</div>'
     licence = f" Its licence: {found.licence}." if found.must_accept else ""
     label = "Accept and download" if found.must_accept else "Download"
     how = f"({found.fit.words}, {drawing.size(found.size_bytes)} to download)"
-    said = f"would run here {how}. The small starter model answers meanwhile.{licence}"
+    meanwhile, small = _meanwhile(found, starter)
     return (
-        f'<div class="proposal"><span><b>{text(found.name)}</b> {text(said)}</span> '
-        f"{button(label, 'download-yes', found.ref, kind='main')}{button('Others', 'models', '')}"
-        f"{button('Not now', 'dismiss', '')}</div>"
+        f'<div class="proposal"><span><b>{text(found.name)}</b> {text(f"would run here {how}.{licence}")} '
+        f"{meanwhile}</span> {button(label, 'download-yes', found.ref, kind='main')}{small}"
+        f"{button('Others', 'models', '')}{button('Not now', 'dismiss', '')}</div>"
     )
+
+
+def _meanwhile(found: Proposal, starter: Download | None) -> tuple[str, str]:
+    """What is said of the starter, and the button that fetches it."""
+    if found.has_starter or (starter and starter.state == "done"):
+        return "The small starter model answers meanwhile.", ""
+    if starter and starter.state in ("waiting", "running"):
+        return f"The small starter model: {_download(starter)}", ""
+    trouble = f"The small starter model: {_download(starter)}" if starter else "No model is here yet."
+    return trouble, button("A small one first", "download-yes", catalog.STARTER)

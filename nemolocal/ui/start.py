@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from nemolocal.models import catalog
 from nemolocal.service import Service
 from nemolocal.shelf import Proposal
 from nemolocal.ui import drawn, models_view
@@ -36,7 +37,7 @@ class Desk:
         """One of its buttons. Values for the proposal and its HTML."""
         act, ref = drawn.pressed(press)
         try:
-            if act == "download-yes" and found and ref == found.ref:
+            if act == "download-yes" and found and ref in (found.ref, catalog.STARTER):
                 self.service.shelf.downloads.start(ref)
             elif act == "load" and found and ref == found.ref:
                 await self.service.load(ref)
@@ -49,12 +50,18 @@ class Desk:
 
     async def refresh(self, found: Proposal | None) -> Any:
         """The HTML while it is being downloaded."""
-        if found is None or self.service.shelf.downloads.get(found.ref) is None:
+        running = (
+            [self.service.shelf.downloads.get(ref) for ref in (found.ref, catalog.STARTER)] if found else []
+        )
+        if not any(running):
             return gr.skip()
         return await asyncio.to_thread(self._draw, found)
 
     def _draw(self, found: Proposal | None) -> str:
-        return models_view.proposal(found, self.service.shelf.downloads.get(found.ref) if found else None)
+        downloads = self.service.shelf.downloads
+        return models_view.proposal(
+            found, downloads.get(found.ref) if found else None, downloads.get(catalog.STARTER)
+        )
 
 
 def build(service: Service, page: gr.Blocks) -> None:

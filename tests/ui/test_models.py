@@ -203,6 +203,11 @@ def test_a_first_start_proposes_what_runs_well(service: FakeService, tmp_path: P
     running = Download(found.ref, "running", 1_000_000_000, 3_000_000_000, 50e6)
     assert "1.0 GB of 3.0 GB, 50 MB/s, 40 s left" in models_view.proposal(found, running)
     assert 'data-act="load"' in models_view.proposal(found, Download(found.ref, "done"))
+    assert "No model is here yet" in models_view.proposal(found, None)
+    assert 'data-ref="starter"' in models_view.proposal(found, None)
+    small = Download("starter", "done")
+    assert "starter model answers meanwhile" in models_view.proposal(found, None, small)
+    assert 'data-ref="starter"' not in models_view.proposal(found, None, small)
     service.config.models_dir.mkdir(parents=True)
     synthetic.write_tiny(service.config.models_dir / "mine.gguf")
     assert service.shelf.proposal() is None  # there is something else already
