@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,129 +12,199 @@ import typer
 
 from nemolocal.cli import options, output
 from nemolocal.cli.pull import bar
-from nemolocal.config import Config
+from nemolocal.config import Config, expand
 from nemolocal.errors import DoesNotFitError
 
 if TYPE_CHECKING:
-    from nemolocal.models.choice import Candidate
+    from nemolocal.hardware import Hardware
     from nemolocal.models.gguf import GgufInfo
     from nemolocal.models.sizing import Plan
-    from nemolocal.quantizing import Outcome
+    from nemolocal.models.store import LocalModel
+    from nemolocal.quantizing import Preview
+
+_N_NAMED = 3  # kinds of tensors in a line
 
 
 @options.takes_settings("models_dir", "hardware", "threads", "log_level")
 def quantize(
     config: Config,
-    source: Annotated[str, typer.Argument(metavar="IN", help="A .gguf file, or a model on this machine.")],
-    quant: Annotated[str, typer.Argument(metavar="TYPE", help="The quantization, such as Q4_K_M.")],
+    source: Annotated[
+        str, typer.Argument(metavar="IN", help="A .gguf file (of a split model any part), or a model's REF.")
+    ],
+    quant: Annotated[
+        str, typer.Argument(metavar="TYPE", help="The quantization, such as Q4_K_M; a wrong one lists them.")
+    ],
     out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", help="The file to write; default: beside IN.", metavar="FILE"),
+        str | None,
+        typer.Option(
+            "-o", "--out", help="The file to write; default: beside IN, named by TYPE.", metavar="FILE"
+        ),
     ] = None,
     is_dry: Annotated[
         bool,
         typer.Option("--dry-run", help="Only say what it would take, and gain in the plan.", metavar=""),
     ] = False,
+    imatrix: Annotated[
+        str | None,
+        typer.Option(
+            "--imatrix", help="Importance matrix, as llama.cpp's imatrix writes it.", metavar="FILE"
+        ),
+    ] = None,
     may_requantize: Annotated[
         bool,
-        typer.Option("--allow-requantize", help="Also from what is quantized already.", metavar=""),
+        typer.Option(
+            "--allow-requantize", help="Also quantize what is quantized already; it loses twice.", metavar=""
+        ),
     ] = False,
     may_replace: Annotated[bool, typer.Option("--force", help="Replace FILE.", metavar="")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Write a smaller file of a model. The file of that name appears when it is whole, and not before."""
-    from nemolocal import quantizing
-    from nemolocal.models import store
+    """Write a smaller file of a model.
 
-    info = store.resolve(source, config).info
-    label, _ = quantizing.file_type(quant)
-    target = out or info.path.with_name(_name(info, label))
+    The size and what it gains in the plan are told first. The file appears when it is whole, and not before.
+    """
+    from nemolocal import quantizing
+    from nemolocal.hardware import survey
+    from nemolocal.models import importance
+
+    label = quantizing.quant_named(quant)
+    model = _source(source, config)
+    target = expand(out) if out else _target(model, label, config)
+    if not is_dry:  # before anything is read
+        quantizing.check_target(model.info, target, may_replace=may_replace)
+    matrix = importance.read(expand(imatrix)) if imatrix else {}
+    job = quantizing.Job(model.info, label, matrix, may_requantize, config.settings.threads)
+    made = quantizing.preview(job, target, config)
+    if not as_json or is_dry:
+        _tell(made, config, survey(config), as_json=as_json)
     if is_dry:
-        outcome = quantizing.dry_run(info, label, may_requantize=may_requantize)
-        _tell_dry_run(info, outcome, target, config, as_json=as_json)
         return
     with bar(f"Quantizing to {label}") as (advance, _):
-        outcome = quantizing.quantize(
-            info,
-            label,
-            target,
-            n_threads=config.settings.threads,
-            may_requantize=may_requantize,
-            may_replace=may_replace,
-            progress=advance,
-        )
-    size = target.stat().st_size
+        written = quantizing.quantize(made, config, may_replace=may_replace, progress=advance)
     if as_json:
-        output.print_json({**_facts(info, outcome), "path": str(target), "bytes": size})
+        output.print_json({**_facts(made), "bytes": written.size_bytes})
         return
-    print(f"{target} is ready: {output.size(size)}, of {output.size(info.size_bytes)}.")
-    _tell_odd(outcome)
+    print(f"{target} is ready: {output.size(written.size_bytes)}.")
     if not target.resolve().is_relative_to(config.models_dir.resolve()):
         print(f"`nemolocal models import {target}` adds it to your models.")
 
 
-def _name(info: GgufInfo, label: str) -> str:
-    """The source's name with the quantization's place taken by the new one."""
-    stem = info.path.name.removesuffix(".gguf")
-    stem = re.sub(r"-\d{5}-of-\d{5}$", "", stem)
-    stem = re.sub(rf"[-._]{re.escape(info.quant)}$", "", stem, flags=re.IGNORECASE)
-    return f"{stem}-{label}.gguf"
-
-
-def _tell_dry_run(info: GgufInfo, outcome: Outcome, target: Path, config: Config, *, as_json: bool) -> None:
+def _source(ref: str, config: Config) -> LocalModel:
+    """The model that is meant; of several files the one that most can be taken from."""
     from nemolocal import quantizing
+    from nemolocal.models import reference, store
+
+    parsed = reference.parse(ref)
+    found = store.find(parsed, config)
+    whole = [model for model in found if model.info.quant in quantizing.WHOLE_TYPES]
+    return (whole or found or [store.resolve(parsed, config)])[0]
+
+
+def _target(model: LocalModel, label: str, config: Config) -> Path:
+    """The source's name with the new quantization in place of the old. What came from a repository gets its
+    place beside the repositories: it is no file of theirs."""
+    from nemolocal.models import reference
+
+    stem = reference.stem_of(model.path.name)
+    for old in {model.quant, model.info.quant} - {""}:
+        stem = re.sub(rf"[-._]{re.escape(old)}$", "", stem, flags=re.IGNORECASE)
+    return (config.models_dir if model.repo else model.path.parent) / f"{stem}-{label}.gguf"
+
+
+# Telling ------------------------------------------------------------------------------------------
+
+
+def _tell(made: Preview, config: Config, hardware: Hardware, *, as_json: bool) -> None:
+    source = made.job.source
+    plans = [_plan(info, config, hardware) for info in (source, made.result)]
+    if as_json:
+        before, after = (None if isinstance(plan, DoesNotFitError) else plan.to_dict() for plan in plans)
+        output.print_json({**_facts(made), "plan_before": before, "plan_after": after})
+        return
+    sizes = f"{output.size(made.result.size_bytes)} ({made.result.size_bytes:,} bytes)"
+    print(f"{made.result.path.name}: {sizes} in place of {output.size(source.size_bytes)}")
+    kinds = ", ".join(f"{n} {name}" for name, n in made.types.items())
+    print(f"{made.bits_per_weight:.2f} bits for each weight; its {len(made.changes)} tensors are {kinds}")
+    rows = output.table("On this machine", source.quant, made.job.quant, right=[source.quant, made.job.quant])
+    for name, *cells in zip(_ROWS, *map(_cells, plans), strict=True):
+        if any(cells):
+            rows.add_row(name, *cells)
+    output.console().print(rows)
+    for line in _notes(made):
+        output.item(line)
+
+
+def _notes(made: Preview) -> list[str]:
+    """What a person should know before it is made."""
+    lines = [
+        f"{x.n_tensors} tensors become {x.becomes} in place of {' or '.join(x.wanted)}, since their rows of "
+        f"{x.row:,} are no whole blocks of it: {_some(x.names)}."
+        for x in made.fallbacks
+    ]
+    if made.result.size_bytes >= made.job.source.size_bytes:
+        lines.append("The new file is not smaller than the old one.")
+    if made.needs_importance:
+        lines.append(
+            f"To make it, an importance matrix is needed (--imatrix); {made.job.quant} is too small."
+        )
+    if made.n_lacking:
+        lines.append(f"The importance matrix says nothing of {made.n_lacking} tensors that change.")
+    return lines
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _N_NAMED} more kinds" if len(names) > _N_NAMED else ""
+    return f"{', '.join(names[:_N_NAMED])}{more}"
+
+
+def _plan(info: GgufInfo, config: Config, hardware: Hardware) -> Plan | DoesNotFitError:
+    from nemolocal.models import planning
     from nemolocal.models.choice import Candidate
 
-    now = Candidate(info.quant, info.path.name, info.size_bytes, info.shape)
-    then = quantizing.candidate(info, outcome)
-    plans = [_plan(candidate, config) for candidate in (now, then)]
-    if as_json:
-        facts = {**_facts(info, outcome), "path": str(target), "bytes": then.size_bytes}
-        before, after = (None if isinstance(made, DoesNotFitError) else made.to_dict() for made in plans)
-        output.print_json({**facts, "plan_before": before, "plan_after": after})
-        return
-    print(f"{target.name} would take {output.size(then.size_bytes)}, of {output.size(now.size_bytes)}.")
-    kinds = ", ".join(f"{n} {name}" for name, n in sorted(outcome.types.items(), key=lambda kind: -kind[1]))
-    print(f"Its {outcome.n_tensors} tensors would be {kinds}.")
-    _tell_odd(outcome)
-    rows = output.table("", "Memory", "Context", "Tokens per second", right=["Memory", "Context"])
-    for candidate, made in zip((now, then), plans, strict=True):
-        rows.add_row(candidate.quant, *_cells(made))
-    output.console().print(rows)
-
-
-def _plan(candidate: Candidate, config: Config) -> Plan | DoesNotFitError:
-    from nemolocal.hardware import survey
-    from nemolocal.models import planning
-
-    bare = replace(config, settings=replace(config.settings, draft="off", lora=()))
+    alone = replace(config, settings=replace(config.settings, draft="off", lora=()))
+    file = Candidate(info.quant, str(info.path), info.size_bytes, info.shape)
     try:
-        return planning.decide(candidate.file, [candidate], survey(config), bare, planning.wish(bare))
+        return planning.decide(info.path.name, [file], hardware, alone, planning.wish(alone))
     except DoesNotFitError as error:
         return error
 
 
-def _cells(made: Plan | DoesNotFitError) -> tuple[str, str, str]:
+_ROWS = ("memory", "of it on GPUs", "layers on GPUs", "context", "tokens a second (forecast)")
+
+
+def _cells(made: Plan | DoesNotFitError) -> tuple[str, ...]:
     if isinstance(made, DoesNotFitError):
-        return output.size(made.needed_bytes), "does not fit", ""
-    shares = (*made.placement.shares, made.placement.host)
-    speed = f"about {made.tokens_per_s:.0f} (a forecast)" if made.tokens_per_s else ""
-    return output.size(sum(share.total_bytes for share in shares)), f"{made.load.n_ctx:,}", speed
+        return f"{output.gib(made.needed_bytes)}, does not fit", "", "", "", ""
+    place = made.placement
+    on_gpus = sum(share.total_bytes for share in place.shares)
+    n_layers = sum(share.n_layers for share in place.shares)
+    return (
+        output.gib(on_gpus + place.host.total_bytes),
+        output.gib(on_gpus) if place.gpus else "",
+        f"{n_layers} of {n_layers + place.host.n_layers}" if place.gpus else "",
+        f"{made.load.n_ctx:,}",
+        f"{made.tokens_per_s:.0f}" if made.tokens_per_s else "",
+    )
 
 
-def _tell_odd(outcome: Outcome) -> None:
-    if outcome.odd:
-        output.note(
-            f"{len(outcome.odd)} tensors have rows that are no multiple of 256 and became larger types, "
-            f"{outcome.odd[0]} among them."
-        )
-
-
-def _facts(info: GgufInfo, outcome: Outcome) -> dict[str, Any]:
+def _facts(made: Preview) -> dict[str, Any]:
+    source = made.job.source
     return {
-        "quant": outcome.quant,
-        "from_quant": info.quant,
-        "from_bytes": info.size_bytes,
-        "types": outcome.types,
-        "odd_tensors": outcome.odd,
+        "path": str(made.result.path),
+        "quant": made.job.quant,
+        "bytes": made.result.size_bytes,
+        "bits_per_weight": round(made.bits_per_weight, 3),
+        "from": {"path": str(source.path), "quant": source.quant, "bytes": source.size_bytes},
+        "types": made.types,
+        "fallbacks": [
+            {
+                "tensors": list(x.names),
+                "n": x.n_tensors,
+                "row": x.row,
+                "wanted": list(x.wanted),
+                "becomes": x.becomes,
+            }
+            for x in made.fallbacks
+        ],
+        "needs_imatrix": made.needs_importance,
     }

@@ -5,7 +5,8 @@ One list of events is sent per step. Ids are chosen by the parent and never used
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from nemolocal.types import FinishReason, GenerationParams, Prompt, Timings, TokenLogprob, Usage
@@ -97,7 +98,9 @@ class Shortage:
 @dataclass(frozen=True, slots=True)
 class QuantizeSpec:
     """What to quantize: `file_type` is llama.cpp's number of the quantization (llama_ftype). A dry run only
-    says what would become of each tensor. `may_requantize` allows what is quantized already to lose more."""
+    says what would become of each tensor. `may_requantize` allows what is quantized already to lose more.
+    `importance` has by a tensor's name one float32 for each column; `buffer_bytes` is how much of a tensor
+    is in memory at a time, 0 for the library's own choice."""
 
     source: str
     target: str
@@ -105,12 +108,15 @@ class QuantizeSpec:
     n_threads: int = 0
     is_dry: bool = False
     may_requantize: bool = False
+    importance: Mapping[str, bytes] = field(default_factory=dict)
+    buffer_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TensorDone:
     """One of `n_all` tensors, of the type `before`, became the type `after`; `dims` begins with the length
-    of a row. Types have ggml's names, such as "f16" and "q4_K"."""
+    of a row. `wanted` is the type that it should have become, where its rows are no whole blocks of that.
+    Types have ggml's names, such as "f16" and "q4_K"."""
 
     number: int
     n_all: int
@@ -118,6 +124,7 @@ class TensorDone:
     dims: tuple[int, ...]
     before: str
     after: str
+    wanted: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,14 @@ def read(path: str | Path) -> GgufInfo:
         raise ModelFileError(f"{path.name}: The file cannot be read ({reason}).", kind="missing") from None
 
 
+def read_header(path: Path) -> Header:
+    """The header of one file, whose bytes are all there: of a split model the keys are in part 1.
+
+    Raises ModelFileError, and OSError when it cannot be read.
+    """
+    return _read_file(path)[0]
+
+
 def read_streams(parts: Sequence[tuple[str, BinaryIO, int]]) -> GgufInfo:
     """Describe a model from the beginnings of its files, part 1 first, each with its name and whole size.
 

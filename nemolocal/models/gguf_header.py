@@ -20,6 +20,9 @@ from nemolocal.errors import ModelFileError
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 
+ALIGNMENT: Final = 32
+"""Tensors begin at multiples of this where a header does not say otherwise."""
+
 MAX_HEADER_BYTES: Final = 128 << 20
 MAX_KEYS: Final = 1 << 16
 MAX_TENSORS: Final = 1 << 16
@@ -67,12 +70,13 @@ class TensorInfo:
 @dataclass(frozen=True, slots=True)
 class Header:
     """A parsed header. `data_offset` is where the tensors' bytes begin, `needed_bytes` the length that the
-    file must have at least."""
+    file must have at least; the keys end at `keys_end`."""
 
     version: int
     keys: Mapping[str, Value]
     tensors: tuple[TensorInfo, ...]
     data_offset: int
+    keys_end: int = 0
 
     @property
     def needed_bytes(self) -> int:
@@ -171,11 +175,12 @@ def parse(stream: BinaryIO) -> Header:
         if not key or key in keys:
             raise corrupt(f"the key '{key[:80]}' is there twice" if key else "a key has no name")
         keys[key] = _read_value(reader, reader.u32(), key)
-    alignment = keys.get("general.alignment", 32)
+    keys_end = reader.position
+    alignment = keys.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise corrupt("its alignment is not a power of two")
     tensors = _read_tensors(reader, n_tensors, alignment)
-    return Header(version, keys, tensors, _pad(reader.position, alignment))
+    return Header(version, keys, tensors, _pad(reader.position, alignment), keys_end)
 
 
 def _read_version(reader: _Reader) -> int:
