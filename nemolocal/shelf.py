@@ -14,8 +14,7 @@ from nemolocal.config import Config
 from nemolocal.downloads import Downloads
 from nemolocal.errors import DoesNotFitError, ModelFileError, UsageError
 from nemolocal.hardware import Hardware, Monitor
-from nemolocal.models import catalog, fits, hub, overview, planning, upkeep
-from nemolocal.models import download as transfers
+from nemolocal.models import catalog, fits, hub, offers, overview, planning, reference, upkeep
 from nemolocal.models.catalog import CatalogModel
 from nemolocal.models.download import Choice
 from nemolocal.models.fits import Fit
@@ -52,6 +51,18 @@ class Proposal:
     must_accept: bool
     licence: str
     has_starter: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Repo:
+    """A repository of the hub and the models that can be had of it, largest first. `note` says that this is
+    what it held before, where the hub cannot be asked."""
+
+    id: str
+    licence: str
+    is_gated: bool
+    note: str
+    choices: tuple[Choice, ...]
 
 
 class Shelf:
@@ -130,9 +141,18 @@ class Shelf:
         """Repositories of the hub. Raises OfflineError and HubError."""
         return hub.search(words, self._config)
 
-    def choices(self, ref: str) -> tuple[Choice, ...]:
-        """The files that a repository offers. Raises what asking the hub raises."""
-        return transfers.choices(ref, self._config)
+    def repo(self, ref: str) -> Repo:
+        """What a repository of the hub offers. Raises UsageError for what names none, ModelNotFoundError
+        where it has no models, HubError, and OfflineError where nothing is known of it."""
+        parsed = reference.parse(ref)
+        if not isinstance(parsed, reference.HubRef):
+            raise UsageError(f"'{ref}' names no repository of the hub.", hint="Write hf:OWNER/REPO.")
+        found, note = offers.look_up(parsed.repo, self._config)
+        models = sorted(offers.usable(found, parsed, self._config), key=lambda model: -model.bytes)
+        choices = tuple(
+            Choice(quant=m.quant, ref=found.ref(m), bytes=m.bytes, is_approximate=False) for m in models
+        )
+        return Repo(found.id, found.licence, found.is_gated, note, choices)
 
     def proposal(self) -> Proposal | None:
         """What to begin with where at most the starter is here: the largest model of the proposed families,

@@ -119,12 +119,11 @@ class Desk:
         downloads = {each.ref: each for each in shelf.downloads.all()}
         loaded = self._loaded()
         if look.ref.startswith("hf:"):
-            choices = shelf.choices(look.ref)
+            found = shelf.repo(look.ref)
             fit = shelf.fit(look.ref, values)
             here = {card: card for card in self._here()}
             return models_view.repo(
-                look.ref,
-                choices,
+                found,
                 fit,
                 shelf.hardware(),
                 downloads=downloads,

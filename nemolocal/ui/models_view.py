@@ -10,15 +10,15 @@ from nemolocal.downloads import Download
 from nemolocal.hardware import Hardware
 from nemolocal.models import catalog
 from nemolocal.models.catalog import CatalogModel
-from nemolocal.models.download import Choice
 from nemolocal.models.fits import Fit
 from nemolocal.models.hub import SearchHit
 from nemolocal.models.overview import ListedFile
-from nemolocal.shelf import Entry, Proposal, best_file
+from nemolocal.shelf import Entry, Proposal, Repo, best_file
 from nemolocal.ui import drawing
 from nemolocal.ui.drawing import button, text
 
 COLOURS = {"green": "fits", "amber": "with limits", "red": "does not fit"}
+N_QUANTS_SHOWN = 4
 NOTHING = '<p class="quiet">Choose a model to see what would run here, and why.</p>'
 
 
@@ -84,13 +84,20 @@ def hits(found: Sequence[SearchHit], words: str) -> str:
             f"hf:{hit.repo}",
             hit.repo,
             grade="",
-            left=f"updated {hit.updated}" if hit.updated else "",
+            left=_quants(hit),
             right=f"{hit.n_downloads:,} downloads",
             mark="terms" if hit.is_gated else "",
         )
         for hit in found
     ]
     return f'<p class="quiet">On the hub:</p><div class="rows">{"".join(rows)}</div>'
+
+
+def _quants(hit: SearchHit) -> str:
+    """The first quantizations of a repository, and how many more it has."""
+    shown = ", ".join(hit.quants[:N_QUANTS_SHOWN])
+    n_more = len(hit.quants) - N_QUANTS_SHOWN
+    return f"{shown} and {n_more} more" if n_more > 0 else shown
 
 
 # One model ----------------------------------------------------------------------------------------
@@ -124,8 +131,7 @@ def model(
 
 
 def repo(
-    ref: str,
-    choices: Sequence[Choice],
+    found: Repo,
     fit: Fit | None,
     machine: Hardware,
     *,
@@ -136,19 +142,22 @@ def repo(
 ) -> str:
     """A repository of the hub; `here` are the references of its files that are on this machine."""
     held, best = set(loaded), fit.quant if fit else None
+    about = ["a repository of the hub", f"licence: {found.licence or 'not named'}"]
+    if found.is_gated:
+        about.append("its terms are accepted on its page there, and downloads need HF_TOKEN")
+    note = f'<p class="warning">{text(found.note)}</p>' if found.note else ""
     rows = []
-    for choice in choices:
+    for choice in found.choices:
         state: Literal["local", "remote"] = "local" if choice.ref in here else "remote"
         file = ListedFile(
             quant=choice.quant, ref=here.get(choice.ref, choice.ref), bytes=choice.bytes, state=state
         )
-        found = downloads.get(choice.ref)
         is_best = choice.quant == best
-        rows.append(_file(file, found, held, asking=asking, is_best=is_best, listed=None))
+        rows.append(_file(file, downloads.get(choice.ref), held, asking=asking, is_best=is_best, listed=None))
     return (
-        f"<h2>{text(ref.removeprefix('hf:'))}</h2>"
-        '<p class="quiet">A repository of the hub. Its licence stands on its page there.</p>'
-        f"{_fit(fit, machine)}"
+        f"<h2>{text(found.id)}</h2>"
+        f'<p class="quiet"><code>hf:{text(found.id)}</code> · {text(" · ".join(about))}</p>'
+        f"{note}{_fit(fit, machine)}"
         f'<table class="files"><caption>Files</caption><tbody>{"".join(rows)}</tbody></table>'
     )
 

@@ -16,7 +16,7 @@ from nemolocal.models import catalog, store
 from nemolocal.models.download import Choice
 from nemolocal.models.fits import Fit
 from nemolocal.models.hub import SearchHit
-from nemolocal.shelf import Shelf
+from nemolocal.shelf import Repo, Shelf
 from nemolocal.ui import hardware_view, models_view
 from nemolocal.ui.models import AS_PLANNED, Desk, Fields, Look, fields_of
 from tests import fake_hub, synthetic
@@ -117,8 +117,10 @@ async def test_a_repository_of_the_hub_from_search_to_delete(hub: FakeHub, servi
     desk = Desk(service)
     look, found = desk.find_on_hub("demo", Look())
     assert 'data-ref="hf:acme/Demo-GGUF"' in found
+    assert "Q8_0" in found
     look, _, detail, *_ = await pressed(desk, "open", "hf:acme/Demo-GGUF", look)
     assert "Q8_0" in detail
+    assert "licence: mit" in detail
     ref = "hf:acme/Demo-GGUF:Q8_0"
     look, *_ = await pressed(desk, "download", ref, look)
     downloads = service.shelf.downloads
@@ -169,14 +171,15 @@ def test_fields_left_empty_are_left_to_the_plan() -> None:
 
 
 def test_nothing_from_elsewhere_is_taken_for_html() -> None:
-    hit = SearchHit(repo=EVIL, n_downloads=1, n_likes=1, is_gated=False, updated=EVIL)
+    hit = SearchHit(repo=EVIL, n_downloads=1, n_likes=1, is_gated=False, quants=(EVIL,) * 6)
     choice = Choice(quant=EVIL, ref=EVIL, bytes=1, is_approximate=False)
+    offered = Repo(EVIL, licence=EVIL, is_gated=True, note=EVIL, choices=(choice,))
     failed = Download(EVIL, "failed", problem=EVIL)
     fit = Fit("red", EVIL, EVIL)
     drawn = [
         models_view.hits([hit], EVIL),
         models_view.hits([], EVIL),
-        models_view.repo(f"hf:{EVIL}", [choice], fit, DESK, downloads={EVIL: failed}, here={}),
+        models_view.repo(offered, fit, DESK, downloads={EVIL: failed}, here={}),
         hardware_view.machine(
             replace(
                 DESK,
