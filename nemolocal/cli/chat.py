@@ -49,6 +49,7 @@ def chat(
     system: Annotated[str, typer.Option("--system", metavar="TEXT", help="The system prompt.")] = "",
 ) -> None:
     """Chat with a model in the terminal."""
+    from nemolocal.cli.hardware import tell_warnings
     from nemolocal.cli.pull import ensure_local
     from nemolocal.service import Service
     from nemolocal.types import GenerationParams
@@ -57,6 +58,7 @@ def chat(
         prompt = sys.stdin.read()
     if prompt is not None and not prompt.strip():
         raise UsageError("The prompt is empty.", hint="Give the text after -p, or pipe it in.")
+    tell_warnings(config)
     with asyncio.Runner() as runner:
         service = Service(config)
         try:

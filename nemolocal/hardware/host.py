@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-import os
 import platform
 import shutil
 import subprocess
@@ -48,12 +47,12 @@ _MAC_FEATURES = {"avx2_0": "avx2", "avx512f": "avx512f", "neon": "neon", "arm.FE
 def read_cpu(root: Path = ROOT) -> Cpu:
     """The processor. `root` is the folder that /proc and /sys are below."""
     name, features = _identify(root)
-    n_nodes = len(list((root / "sys/devices/system/node").glob("node[0-9]*")))
+    cpus = _cpus_allowed()
     return Cpu(
         name=name or platform.machine() or "CPU",
-        physical_cores=_cores(root),
+        physical_cores=_cores(root, cpus),
         features=features,
-        n_numa_nodes=max(n_nodes, 1),
+        n_numa_nodes=_numa_nodes(root, cpus),
     )
 
 
@@ -95,16 +94,41 @@ def free_disk_bytes(folder: Path) -> int:
         return 0
 
 
-def _cores(root: Path) -> int:
+def _cpus_allowed() -> set[int]:
+    """The logical CPUs that our affinity leaves us; empty where the system keeps none."""
+    ask = getattr(psutil.Process(), "cpu_affinity", None)  # macOS has none
+    try:
+        return set(ask()) if ask else set()
+    except psutil.Error:
+        return set()
+
+
+def _cores(root: Path, cpus: set[int]) -> int:
     """Physical cores: of the machine, of those that our affinity allows, and at most the CPU quota."""
     n_cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-    if sys.platform == "linux":
-        n_cores = min(n_cores, _cores_allowed(root, os.sched_getaffinity(0)))
+    if cpus:
+        n_cores = min(n_cores, _cores_allowed(root, cpus))
     for folder in _cgroup_folders(root, "cpu"):
         quota = _quota(folder)
         if quota is not None:
             n_cores = min(n_cores, math.ceil(quota))
     return max(1, n_cores)
+
+
+def _numa_nodes(root: Path, cpus: set[int]) -> int:
+    """NUMA nodes of the CPUs that we may use; one of memory alone, like a Grace Hopper's GPU, counts not."""
+    nodes = (root / "sys/devices/system/node").glob("node[0-9]*/cpulist")
+    return max(1, sum(bool(_parse_list(_text(node)) & cpus) for node in nodes))
+
+
+def _parse_list(text: str) -> set[int]:
+    """Linux's lists of numbers, like 0-3,8."""
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal():
+            found.update(range(int(first), int(last or first) + 1))
+    return found
 
 
 def _cores_allowed(root: Path, cpus: set[int]) -> int:

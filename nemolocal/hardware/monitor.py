@@ -16,8 +16,8 @@ from typing import Final
 
 import psutil
 
+from nemolocal.hardware import absence, host
 from nemolocal.hardware import gpus as driver
-from nemolocal.hardware import host
 from nemolocal.hardware.parts import Gpu
 
 EVERY_S: Final = 2.0
@@ -54,14 +54,15 @@ class Monitor:
         self._stop = threading.Event()
 
     def samples(self) -> tuple[Sample, ...]:
-        """What was seen in the last minutes, the newest last; empty at the first look."""
+        """What was seen in the last five minutes, the newest last; empty at the first look."""
+        oldest_s = time.time() - N_KEPT * EVERY_S
         with self._lock:
             self._looked_s = time.monotonic()
             if self._thread is None or not self._thread.is_alive():
                 self._stop.clear()
                 self._thread = threading.Thread(target=self._watch, name="hardware monitor", daemon=True)
                 self._thread.start()
-        return tuple(self._samples)
+            return tuple(sample for sample in self._samples if sample.at_s >= oldest_s)
 
     def close(self) -> None:
         self._stop.set()
@@ -77,7 +78,9 @@ class Monitor:
                     if time.monotonic() - self._looked_s > self._unwatched_s:
                         self._thread = None
                         return
-                self._samples.append(self._look(probe))
+                sample = self._look(probe)
+                with self._lock:
+                    self._samples.append(sample)
         finally:
             probe.close()
 
@@ -144,7 +147,7 @@ class _Probe:
                 except ValueError:
                     continue  # a library prints what it likes
                 self._answer, self._answered_s = answer, time.monotonic()
-                if "error" in answer and answer["error"]["code"] in ("no_module", driver.LIBRARY_NOT_FOUND):
+                if "error" in answer and answer["error"]["code"] in ("no_module", absence.LIBRARY_NOT_FOUND):
                     self._n_left = 0
                     process.kill()
                     break

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 NOT_SUPPORTED = 3
+LIBRARY_NOT_FOUND = 12
+FUNCTION_NOT_FOUND = 13
 GPU_IS_LOST = 15
 N_LINKS_MOST = 18
 N_SLICES_MOST = 7
@@ -25,7 +27,8 @@ LINK_IS_ACTIVE = 1
 
 
 def main() -> None:
-    """Print the driver's answer: {"driver", "cuda", "gpus": [...]} or {"error": {"code", "text"}}."""
+    """Print the driver's answer: {"driver", "cuda", "has_cuda_library", "gpus": [...]} or
+    {"error": {"code", "text"}}."""
     if "--every" not in sys.argv:
         _print(ask())
         return
@@ -60,7 +63,7 @@ def ask() -> dict[str, Any]:
     try:
         driver = _text(nvml.nvmlSystemGetDriverVersion())
         gpus = [gpu for index in range(nvml.nvmlDeviceGetCount()) for gpu in _describe_all(nvml, index)]
-        answer = {"driver": driver, "cuda": _cuda_version(nvml), "gpus": gpus}
+        answer = {"driver": driver, **_cuda(nvml), "gpus": gpus}
     except nvml.NVMLError as error:
         answer = _failure(error.value, str(error))
     with contextlib.suppress(nvml.NVMLError):  # the answer is complete, and the process ends here anyway
@@ -72,12 +75,18 @@ def _failure(code: int | str, text: str) -> dict[str, Any]:
     return {"error": {"code": code, "text": text}}
 
 
-def _cuda_version(nvml: Any) -> int:
-    """The newest CUDA that the driver runs, as 1000 * major + 10 * minor; 0 where it does not say."""
-    try:
-        return int(nvml.nvmlSystemGetCudaDriverVersion())
-    except (nvml.NVMLError, AttributeError):
-        return 0
+def _cuda(nvml: Any) -> dict[str, Any]:
+    """`cuda` is the newest version that the driver runs, as 1000 * major + 10 * minor; 0 where it does not
+    say. `has_cuda_library` is false where the driver's libcuda cannot be found, which NVML can do without."""
+    for name in ("nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion"):
+        try:
+            return {"cuda": int(getattr(nvml, name)()), "has_cuda_library": True}
+        except nvml.NVMLError as error:
+            if error.value == LIBRARY_NOT_FOUND:
+                return {"cuda": 0, "has_cuda_library": False}
+        except AttributeError:
+            pass  # an older pynvml
+    return {"cuda": 0, "has_cuda_library": True}
 
 
 def _describe_all(nvml: Any, index: int) -> Iterator[dict[str, Any]]:
@@ -118,6 +127,7 @@ def _describe(nvml: Any, handle: Any, index: int) -> dict[str, Any]:
     read("pci_bus_id", lambda: _text(nvml.nvmlDeviceGetPciInfo(handle).busId))
     read("capability", lambda: list(nvml.nvmlDeviceGetCudaComputeCapability(handle)))
     read("is_mig", lambda: nvml.nvmlDeviceGetMigMode(handle)[0] == 1)
+    read("compute_mode", lambda: nvml.nvmlDeviceGetComputeMode(handle))
     read("load", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
     read("temperature_c", lambda: nvml.nvmlDeviceGetTemperature(handle, SENSOR_TEMPERATURE))
     read("power_w", lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
@@ -140,7 +150,13 @@ def _describe(nvml: Any, handle: Any, index: int) -> dict[str, Any]:
 
 def _holders(nvml: Any, handle: Any, kind: str) -> dict[int, int]:
     """Bytes that each process holds, by its number; 0 where the driver does not say, as on Windows."""
-    found = getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses")(handle)
+    name = f"nvmlDeviceGet{kind}RunningProcesses"
+    try:
+        found = getattr(nvml, name)(handle)
+    except nvml.NVMLError as error:
+        if error.value != FUNCTION_NOT_FOUND:
+            raise
+        found = getattr(nvml, f"{name}_v2")(handle)  # drivers before 510
     return {int(process.pid): int(process.usedGpuMemory or 0) for process in found}
 
 

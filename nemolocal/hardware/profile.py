@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nemolocal.config import expand
 from nemolocal.errors import ConfigError
 from nemolocal.hardware import host
-from nemolocal.hardware.parts import Cpu, Gpu, Hardware, Ram
+from nemolocal.hardware.parts import Cpu, Gpu, Hardware, Holder, Ram
 
-_KINDS = {str: "text", int: "a whole number, 0 or more", list: "a list of texts", bool: "true or false"}
-_STATES = ("ok", "lost", "mig", "error")
+_KINDS = {
+    str: "text",
+    int: "a whole number, 0 or more",
+    list: "a list of texts",
+    dict: "a list of tables",
+    bool: "true or false",
+}
+_STATES = ("ok", "unused", "lost", "mig", "error")
 
 _GPU_KEYS: dict[str, type] = {
     "name": str,
@@ -22,12 +30,15 @@ _GPU_KEYS: dict[str, type] = {
     "free_bytes": int,
     "pci_bus_id": str,
     "driver": str,
+    "driver_cuda": str,
     "state": str,
     "problem": str,
     "shares_ram": bool,
     "is_slice": bool,
     "n_links": int,
+    "holders": dict,
 }
+_HOLDER_KEYS: dict[str, type] = {"name": str, "pid": int, "used_bytes": int}
 _RAM_KEYS: dict[str, type] = {"total_bytes": int, "available_bytes": int}
 _CPU_KEYS: dict[str, type] = {"name": str, "physical_cores": int, "features": list, "n_numa_nodes": int}
 _DISK_KEYS: dict[str, type] = {"free_bytes": int}
@@ -36,8 +47,9 @@ _DISK_KEYS: dict[str, type] = {"free_bytes": int}
 def load_profile(path: str | Path, *, models_dir: Path | None = None) -> Hardware:
     """Read a profile: any number of `[[gpu]]` tables, then `[ram]`, `[cpu]` and `[disk]`.
 
-    A GPU needs `name` and `total_bytes`; all of it is free unless `free_bytes` says less. Where `[ram]` or
-    `[cpu]` is left out, this machine's own is taken; without `[disk]`, the free space of `models_dir`.
+    A GPU needs `name` and `total_bytes`; all of it is free unless `free_bytes` says less. Below it may stand
+    `[[gpu.holders]]`, who holds its memory, with `name`, `pid` and `used_bytes`. Where `[ram]` or `[cpu]` is
+    left out, this machine's own is taken; without `[disk]`, the free space of `models_dir`.
     Raises ConfigError for a file that cannot be read, an unknown key, and a wrong or missing value.
     """
     path = expand(path)
@@ -46,7 +58,7 @@ def load_profile(path: str | Path, *, models_dir: Path | None = None) -> Hardwar
     entries = tables.get("gpu", [])
     if not isinstance(entries, list):
         raise ConfigError(f"{path}: gpu is not a list.", hint="Write each GPU below its own [[gpu]] line.")
-    gpus = tuple(_gpu(entry, index, f"{path}: gpu {index}") for index, entry in enumerate(entries))
+    gpus = _number(_gpu(entry, at, f"{path}: gpu {at}") for at, entry in enumerate(entries))
     disk = _table(tables, "disk", _DISK_KEYS, path)
     return Hardware(
         mode="gpu" if any(gpu.state == "ok" for gpu in gpus) else "cpu",
@@ -55,6 +67,7 @@ def load_profile(path: str | Path, *, models_dir: Path | None = None) -> Hardwar
         cpu=_cpu(_table(tables, "cpu", _CPU_KEYS, path), path),
         ram=_ram(_table(tables, "ram", _RAM_KEYS, path), path),
         disk_free_bytes=disk.get("free_bytes", host.free_disk_bytes(models_dir) if models_dir else 0),
+        warnings=tuple(dict.fromkeys(gpu.problem for gpu in gpus if gpu.state == "unused")),
     )
 
 
@@ -84,8 +97,9 @@ def _check(table: Any, keys: dict[str, type], where: str) -> dict[str, Any]:
         is_right = type(value) is kind
         if kind is int:
             is_right = is_right and value >= 0
-        elif kind is list:
-            is_right = is_right and all(isinstance(item, str) for item in value)
+        elif kind in (list, dict):
+            wanted = str if kind is list else dict
+            is_right = isinstance(value, list) and all(isinstance(item, wanted) for item in value)
         if not is_right:
             raise ConfigError(f"{where}: {key} = {value!r} is not {_KINDS[kind]}.")
     return table
@@ -109,13 +123,14 @@ def _gpu(entry: Any, index: int, where: str) -> Gpu:
     state = table.get("state", "ok")
     if state not in _STATES:
         raise ConfigError(f"{where}: state {state!r} is not one of {', '.join(_STATES)}.")
+    is_read = state in ("ok", "unused")
     return Gpu(
         index=index,
         uuid=table.get("uuid", f"GPU-profile-{index}"),
         name=table["name"],
         compute_capability=table.get("compute_capability", ""),
-        total_bytes=total if state == "ok" else 0,
-        free_bytes=free if state == "ok" else 0,
+        total_bytes=total if is_read else 0,
+        free_bytes=free if is_read else 0,
         state=state,
         problem=table.get("problem", "" if state == "ok" else f"Described as {state}."),
         shares_ram=table.get("shares_ram", False),
@@ -123,7 +138,26 @@ def _gpu(entry: Any, index: int, where: str) -> Gpu:
         n_links=table.get("n_links", 0),
         pci_bus_id=table.get("pci_bus_id", ""),
         driver=table.get("driver", ""),
+        driver_cuda=table.get("driver_cuda", ""),
+        holders=tuple(_holder(each, f"{where}: holder") for each in table.get("holders", ())),
     )
+
+
+def _number(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    """Slices have the number of the GPU before them, which they were cut off."""
+    found: list[Gpu] = []
+    n = 0
+    for gpu in gpus:
+        found.append(replace(gpu, index=max(n - 1, 0) if gpu.is_slice else n))
+        n += not gpu.is_slice
+    return tuple(found)
+
+
+def _holder(entry: Any, where: str) -> Holder:
+    table = _check(entry, _HOLDER_KEYS, where)
+    if not table.get("name"):
+        raise ConfigError(f"{where} has no name.")
+    return Holder(pid=table.get("pid", 0), name=table["name"], used_bytes=table.get("used_bytes", 0))
 
 
 def _ram(table: dict[str, Any], path: Path) -> Ram:

@@ -20,15 +20,13 @@ def machine(found: Hardware, samples: Sequence[Sample]) -> str:
 
 def _gpu(gpu: Gpu, samples: Sequence[Sample]) -> str:
     name = f"GPU {gpu.index}: {gpu.name}"
-    if gpu.state != "ok":
+    if not gpu.is_read:
         return (
             f'<section class="card lost"><h3>{text(name)}</h3>'
             f'<p class="problem">{text(gpu.state)}: {text(gpu.problem)}</p></section>'
         )
     used = gpu.total_bytes - gpu.free_bytes
-    seen = [
-        each for sample in samples for each in sample.gpus if each.uuid == gpu.uuid and each.state == "ok"
-    ]
+    seen = [each for sample in samples for each in sample.gpus if each.uuid == gpu.uuid and each.is_read]
     facts = [
         f"{gpu.load:.0%} busy" if gpu.load is not None else "",
         f"{gpu.temperature_c} °C" if gpu.temperature_c is not None else "",

@@ -2,9 +2,10 @@
 
 The file that FAKE_NVML names holds the machine as JSON: `init` (an error code), `gpus` (each with name,
 uuid, bus, capability, and `memory`: a list of [total, free] or error codes, one for each look, the last
-for ever; perhaps links, load, temperature, power, processes, and `slices`, which are such GPUs themselves),
-`cuda`, and `behaviour` (see nvmlInit). `library` is a word that LD_LIBRARY_PATH must hold for the
-initialisation to work.
+for ever; perhaps links, load, temperature, power, mode, processes, `windows`, which are processes that
+draw, and `slices`, which are such GPUs themselves), `cuda` (its version) or `cuda_error` (a code), `is_old`
+for a driver that lacks the newer functions, and `behaviour` (see nvmlInit). `library` is a word: where
+LD_LIBRARY_PATH holds it, `init` is no error and `gpus_of_library` are the GPUs.
 """
 
 # ruff: noqa: N802 - the names are NVIDIA's
@@ -24,9 +25,12 @@ _is_up = False
 _TEXTS = {
     1: "Uninitialized",
     3: "Not Supported",
+    4: "Insufficient Permissions",
     9: "Driver Not Loaded",
     12: "NVML Shared Library Not Found",
+    13: "Function Not Found",
     15: "GPU is lost",
+    16: "GPU requires reset",
     18: "RM has detected an NVML/RM version mismatch.",
     999: "Unknown Error",
 }
@@ -54,8 +58,11 @@ def nvmlInit():
         case "chatter":
             print("a library prints what it likes")
     word = _machine.get("library", "")
-    if _machine.get("init") and not (word and word in os.environ.get("LD_LIBRARY_PATH", "")):
+    is_library = bool(word) and word in os.environ.get("LD_LIBRARY_PATH", "")
+    if _machine.get("init") and not is_library:
         raise NVMLError(_machine["init"])
+    if is_library and "gpus_of_library" in _machine:
+        _machine["gpus"] = _machine.pop("gpus_of_library")
     _is_up = True
 
 
@@ -78,8 +85,20 @@ def nvmlDeviceGetHandleByIndex(index):
     return index
 
 
+def _newer():
+    if _machine.get("is_old"):
+        raise NVMLError(13)
+
+
 def nvmlSystemGetCudaDriverVersion():
     return _machine.get("cuda", 13000)
+
+
+def nvmlSystemGetCudaDriverVersion_v2():
+    _newer()
+    if code := _machine.get("cuda_error"):
+        raise NVMLError(code)
+    return nvmlSystemGetCudaDriverVersion()
 
 
 def _device(handle):
@@ -120,6 +139,10 @@ def nvmlDeviceGetMigDeviceHandleByIndex(handle, at):
     return (handle, at)
 
 
+def nvmlDeviceGetComputeMode(handle):
+    return _fact(handle, "mode")
+
+
 def nvmlDeviceGetUtilizationRates(handle):
     return SimpleNamespace(gpu=_fact(handle, "load"), memory=0)
 
@@ -139,11 +162,21 @@ def nvmlDeviceGetNvLinkState(handle, link):
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle):
+    _newer()
+    return nvmlDeviceGetComputeRunningProcesses_v2(handle)
+
+
+def nvmlDeviceGetComputeRunningProcesses_v2(handle):
     return [SimpleNamespace(pid=p, usedGpuMemory=n) for p, n in _device(handle).get("processes", [])]
 
 
 def nvmlDeviceGetGraphicsRunningProcesses(handle):
-    return []
+    _newer()
+    return nvmlDeviceGetGraphicsRunningProcesses_v2(handle)
+
+
+def nvmlDeviceGetGraphicsRunningProcesses_v2(handle):
+    return [SimpleNamespace(pid=p, usedGpuMemory=n) for p, n in _device(handle).get("windows", [])]
 
 
 def nvmlDeviceGetMemoryInfo(handle):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from nemolocal.engine.llama import ggml, overrides
@@ -21,20 +23,20 @@ LEVEL_ERROR = 4  # GGML_LOG_LEVEL_ERROR
 CONSEQUENCE = re.compile(r"failed to (load model|initialize batch|decode)\b")
 NUMA_DISTRIBUTE = 1  # GGML_NUMA_STRATEGY_DISTRIBUTE
 SPLIT_MODES = {"none": 0, "layer": 1, "tensor": 3}
+WSL_FOLDER = Path("/usr/lib/wsl/lib")
 
 
 def load_library(spec: LoadSpec) -> Any:
     """The module of llama.cpp's functions, started. Raises EngineError when it cannot do what is planned."""
     _choose_devices(spec)
+    if spec.n_gpu_layers != 0:
+        _prefer_windows_driver()
     library = functions()
     library.llama_backend_init()
     if spec.n_numa_nodes > 1:  # before the weights are touched, which decides on whose memory they lie
         library.llama_numa_init(NUMA_DISTRIBUTE)
     if spec.n_gpu_layers != 0 and not library.llama_supports_gpu_offload():
-        raise EngineError(
-            "The plan uses GPUs, but the installed llama-cpp-python was built without CUDA.",
-            hint="Run installer/run.py again to install the CUDA build, or plan with --gpu-layers 0.",
-        )
+        raise _no_gpu()
     return library
 
 
@@ -153,6 +155,29 @@ class Log:
     @property
     def last(self) -> str:
         return self._trouble[-1] if self._trouble else "no reason given"
+
+
+def _no_gpu() -> EngineError:
+    import llama_cpp
+
+    if any((Path(llama_cpp.__file__).parent / "lib").glob("*ggml-cuda*")):
+        return EngineError(
+            "The plan uses GPUs, but CUDA cannot be started.",
+            hint="Reboot, which helps after a suspend or a new driver, or plan with --gpu-layers 0.",
+        )
+    return EngineError(
+        "The plan uses GPUs, but the installed llama-cpp-python was built without CUDA.",
+        hint="See `nemolocal hardware` for the fix, or plan with --gpu-layers 0.",
+    )
+
+
+def _prefer_windows_driver(folder: Path = WSL_FOLDER) -> None:
+    """Under WSL a Linux driver's library, installed beside Windows', is found first and cannot work. What a
+    process has loaded by its name is found before both."""
+    library = folder / "libcuda.so.1"
+    if library.exists():
+        with contextlib.suppress(OSError):  # told of by what is asked of CUDA next
+            ctypes.CDLL(str(library))
 
 
 def _choose_devices(spec: LoadSpec) -> None:
