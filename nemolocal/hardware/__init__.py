@@ -6,7 +6,7 @@ description in its place.
 
 from nemolocal.hardware.detect import detect, survey
 from nemolocal.hardware.host import mapped_bytes
-from nemolocal.hardware.monitor import Monitor, Sample
+from nemolocal.hardware.monitor import Monitor, Sample, latest
 from nemolocal.hardware.parts import Cpu, Gpu, Hardware, Holder, Ram
 from nemolocal.hardware.profile import load_profile
 
@@ -19,6 +19,7 @@ __all__ = [
     "Ram",
     "Sample",
     "detect",
+    "latest",
     "load_profile",
     "mapped_bytes",
     "survey",

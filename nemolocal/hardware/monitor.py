@@ -11,7 +11,8 @@ import subprocess
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import psutil
@@ -39,6 +40,24 @@ class Sample:
     cpu_load: float
     ram_used_bytes: int
     ram_total_bytes: int
+
+
+def latest(gpus: Sequence[Gpu], samples: Sequence[Sample]) -> tuple[Gpu, ...]:
+    """These GPUs as the newest sample has seen them, each as it was where that sample lacks it: those that a
+    profile describes, or that a driver is silent about. What the engine cannot use stays so."""
+    seen = samples[-1].gpus if samples else ()
+    return tuple(next((_merged(gpu, new) for new in seen if _is_same(gpu, new)), gpu) for gpu in gpus)
+
+
+def _is_same(gpu: Gpu, new: Gpu) -> bool:
+    """One that is lost may have no UUID any more."""
+    is_slot = (gpu.index, gpu.is_slice) == (new.index, new.is_slice)
+    return gpu.uuid == new.uuid or (is_slot and not (gpu.uuid and new.uuid))
+
+
+def _merged(gpu: Gpu, new: Gpu) -> Gpu:
+    is_unused = gpu.state == "unused" and new.state == "ok"
+    return replace(new, state=gpu.state, problem=gpu.problem) if is_unused else new
 
 
 class Monitor:

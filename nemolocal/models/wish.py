@@ -84,7 +84,8 @@ def _named(hardware: Hardware, wish: Wish) -> list[Gpu]:
             known = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in usable) or "no GPU"
             raise UsageError(f"'{name}' does not name one GPU of this machine.", hint=f"It has {known}.")
         if found[0].state != "ok":
-            raise UsageError(f"GPU {name} cannot be used: {(found[0].problem or found[0].state).rstrip('.')}.")
+            why = (found[0].problem or found[0].state).rstrip(".")
+            raise UsageError(f"GPU {name} cannot be used: {why}.")
         chosen += [gpu for gpu in found if gpu not in chosen]
     return chosen
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nemolocal.hardware import Gpu, Hardware, Sample
+from nemolocal.hardware import Gpu, Hardware, Sample, latest
 from nemolocal.ui.drawing import gib, line, progress, text
 
 
 def machine(found: Hardware, samples: Sequence[Sample]) -> str:
     """The GPUs with who holds their memory, then CPU and RAM, as they are now, with the last minutes."""
-    newest = samples[-1] if samples else None
-    gpus = newest.gpus if newest and newest.gpus else found.gpus
     warnings = "".join(f'<p class="warning" role="alert">{text(each)}</p>' for each in found.warnings)
-    cards = "".join(_gpu(gpu, samples) for gpu in gpus)
-    reason = f'<p class="quiet">{text(found.reason)}</p>'
+    cards = "".join(_gpu(gpu, samples) for gpu in latest(found.gpus, samples))
+    reason = "" if found.reason in found.warnings else f'<p class="quiet">{text(found.reason)}</p>'
     return f'{warnings}{reason}<div class="cards">{cards}{_host(found, samples)}</div>'
 
 
