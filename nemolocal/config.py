@@ -67,7 +67,11 @@ class Settings:
     hardware: str = _setting("", "hardware profile (TOML) in place of detection")
     ctx: int = _setting(0, "context in tokens; 0 lets the plan choose", least=0)
     slots: int = _setting(0, "answers written at the same time; 0 lets the plan choose", least=0, most=32)
-    kv: str = _setting("f16", "type of the KV cache", choices=("f16", "q8_0", "q4_0"))
+    kv: str = _setting(
+        "f16",
+        "type of the KV cache; without it f16, or what the plan has to take",
+        choices=("f16", "q8_0", "q4_0"),
+    )
     kv_layout: str = _setting(
         "auto", "whether slots share the context or have one each", choices=("auto", "shared", "split")
     )
@@ -102,8 +106,17 @@ class Settings:
     watchdog_s: float = _setting(
         120.0, "seconds without a sign of life after which an engine is ended; 0: never", least=0
     )
-    temperature: float = _setting(0.8, "sampling temperature where a request names none", least=0)
-    top_p: float = _setting(0.95, "nucleus sampling where a request names none", least=0, most=1)
+    temperature: float = _setting(
+        0.8,
+        "sampling temperature where a request names none; without it what the model's makers advise, or 0.8",
+        least=0,
+    )
+    top_p: float = _setting(
+        0.95,
+        "nucleus sampling where a request names none; without it what the model's makers advise, or 0.95",
+        least=0,
+        most=1,
+    )
     top_k: int = _setting(40, "top-k sampling where a request names none", least=0)
     min_p: float = _setting(0.05, "min-p sampling where a request names none", least=0, most=1)
     log_level: str = _setting("info", "detail of the log file", choices=("debug", "info", "warning", "error"))
@@ -242,7 +255,9 @@ def _read_file(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"Cannot read {path}: {error.strerror}.", hint="Check NEMOLOCAL_HOME.") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"Cannot read {path}: {error}.", hint="Mend or remove the file.") from None
 
 

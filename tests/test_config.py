@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 
@@ -131,6 +132,14 @@ def test_debug_switch() -> None:
         True,
     ]
     assert not config.wants_debug({})
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows says that there is no such file")
+def test_a_home_that_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"Cannot read .*config.toml: .*NEMOLOCAL_HOME") as refused:
+        config.load(env={"NEMOLOCAL_HOME": str(tmp_path / "file")})
+    assert "Errno" not in str(refused.value)
 
 
 def test_variables_that_are_no_settings_are_found() -> None:

@@ -72,8 +72,10 @@ def cells(parts: Sequence[int], width: int) -> list[int]:
 
 
 def _labels(bars: Sequence[Bar], hardware: Hardware) -> list[str]:
-    indices = {gpu.uuid: gpu.index for gpu in hardware.gpus}
-    return [f"GPU {indices[bar.device]}" if bar.device else "RAM" for bar in bars]
+    labels = {gpu.uuid: f"GPU {gpu.index}" for gpu in hardware.gpus}
+    slices = [gpu.uuid for gpu in hardware.gpus if gpu.is_slice]
+    labels |= {uuid: f"Slice {n}" for n, uuid in enumerate(slices, 1)}
+    return [labels[bar.device] if bar.device else "RAM" for bar in bars]
 
 
 def _marks(console: Console) -> Mapping[str, str]:

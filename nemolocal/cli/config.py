@@ -29,6 +29,7 @@ def config(config: Config, as_json: options.AsJson = False) -> None:
     rows = output.table("Setting", "Value", "Source", "Variable")
     for name, value in values.items():
         text = ",".join(value) if isinstance(value, tuple) else str(value)
+        text = text.lower() if isinstance(value, bool) else text  # as one writes it
         rows.add_row(name, text, config.sources[name], PREFIX + name.upper())
     output.console().print(rows)
     for title, path in (

@@ -38,8 +38,11 @@ def search(
     as_json: options.AsJson = False,
 ) -> None:
     """Search the model hub for repositories with GGUF files."""
+    from nemolocal.errors import UsageError
     from nemolocal.models import hub
 
+    if not query.strip():
+        raise UsageError("There is nothing to look for.", hint="Give a word or two, such as nemotron.")
     hits = hub.search(query, config)
     if as_json:
         output.print_json(

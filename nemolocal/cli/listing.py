@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _N_COLUMNS_WITH_TAGS = 122  # in a narrower window the ids, which people copy, would break
 _N_COLUMNS_WITH_NAMES = 156
+_N_COLUMNS_WITH_SIZES = 66
 _COLOURS = {"green": "green", "amber": "yellow", "red": "red"}
 
 
@@ -55,14 +56,16 @@ def show(models: Sequence[ListedModel], fits: Mapping[str, Fit] | None, console:
     tags = ["For"] if has_tags else []
     size = "Parameters" if has_tags else "Size"
     last = "Files" if fits is None else "Fit, quantization and context"
-    rows = output.table("Catalogue", *names, size, *tags, last, right=[size], whole=["Catalogue", size])
+    sizes = [size] if console.width >= _N_COLUMNS_WITH_SIZES else []
+    rows = output.table("Catalogue", *names, *sizes, *tags, last, right=[size], whole=["Catalogue", size])
     listed = [(model, model.listed) for model in models if model.listed]
     for _, family in itertools.groupby(listed, key=lambda pair: pair[1].family):
         for model, known in family:
             name = [model.name] if names else []
             for_ = [", ".join(known.tags)] if tags else []
             end = _range(model.files) if fits is None else _fit(fits.get(model.id))
-            rows.add_row(model.id, *name, _parameters(known, is_wide=has_tags), *for_, end)
+            parameters = [_parameters(known, is_wide=has_tags)] if sizes else []
+            rows.add_row(model.id, *name, *parameters, *for_, end)
         rows.add_row()
     if listed:
         console.print(rows)

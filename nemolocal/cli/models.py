@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 Facts = dict[str, Any]
 """One object of the JSON that a command prints."""
 
-app = typer.Typer(help="List, fetch, check and remove models.", no_args_is_help=True)
-app.command("pull")(pull)
-app.command("search")(hub.search)
-app.command("quantize")(quantize)
+app = typer.Typer(help="List, fetch, check, quantize and remove models.", no_args_is_help=True)
 
 Ref = Annotated[
     str, typer.Argument(metavar="REF", help="ID, ID:QUANT, hf:OWNER/REPO[:QUANT or FILE], or a path.")
@@ -65,6 +62,9 @@ def list_(
         listing.show(models, fits, output.console())
 
 
+app.command("search")(hub.search)
+
+
 @app.command("show")
 @options.takes_settings("offline", "models_dir", "log_level")
 def show(config: Config, ref: Ref, as_json: options.AsJson = False) -> None:
@@ -98,6 +98,9 @@ def _print_facts(facts: Facts) -> None:
     for label, text in shown.items():
         if text:
             print(f"{label:{width}}{text}")
+
+
+app.command("pull")(pull)
 
 
 @app.command("verify")
@@ -163,6 +166,9 @@ def rm(config: Config, ref: Ref, as_json: options.AsJson = False) -> None:
         print(f"{removed.ref} is forgotten; its file stays.")
     else:
         print(f"{removed.ref} is removed: {output.size(removed.bytes)} freed.")
+
+
+app.command("quantize")(quantize)
 
 
 def _fact(value: Any) -> str:

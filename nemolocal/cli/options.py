@@ -79,7 +79,7 @@ def _flag(name: str) -> inspect.Parameter:
     text = setting.metadata["help"]
     option = typer.Option(
         f"--{name.replace('_', '-')}",
-        help=f"{text[0].upper()}{text[1:]}.",
+        help=f"{text[0].upper()}{text[1:]}.{_default_words(setting)}",
         metavar="" if is_switch else metavar,
         show_default=False,
         rich_help_panel=next((panel for panel, names in _PANELS if name in names), None),
@@ -93,6 +93,15 @@ def _flag(name: str) -> inspect.Parameter:
         default=False if is_switch else None,
         annotation=Annotated[kind, option],
     )
+
+
+def _default_words(setting: Any) -> str:
+    """What holds where nothing is set, for settings that do not say it themselves."""
+    default = setting.default
+    is_told = isinstance(default, bool) or default in ("", (), 0, -1, "auto")
+    if is_told or "without it" in setting.metadata["help"]:
+        return ""
+    return f" Default: {default:g}." if isinstance(default, float) else f" Default: {default}."
 
 
 def _tell_unknown_variables() -> None:

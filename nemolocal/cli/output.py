@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 _N_COLUMNS_PIPED = 160
+
+_NO_COMMAND = re.compile(r"No such command '([^']+)'")
+_NO_NUMBER = re.compile(r"Invalid value for '([^']+)': Input should be a valid integer.*")
 
 _log = logging.getLogger("nemolocal.cli")
 
@@ -112,9 +116,20 @@ def describe_usage(problem: Any) -> str:
     """A parser's complaint, with where to look."""
     context = getattr(problem, "ctx", None)
     path = context.command_path if context else "nemolocal"
-    words = problem.format_message().rstrip(".")
+    words = _NO_NUMBER.sub(r"\1 wants a whole number", problem.format_message().rstrip("."))
+    unknown = _NO_COMMAND.match(words)
+    if unknown and path == "nemolocal" and _is_model(unknown[1]):
+        name = unknown[1]
+        return f"'{name}' is a model, no command. Use `nemolocal chat {name}` or `nemolocal serve {name}`."
     end = "" if words.endswith("?") else "."
     return f"{words}{end} See `{path} --help`."
+
+
+def _is_model(text: str) -> bool:
+    from nemolocal.models import catalog
+
+    is_ref = text.lower().endswith(".gguf") or text.startswith("hf:")
+    return is_ref or catalog.load().get(text.partition(":")[0]) is not None
 
 
 def describe_os_error(problem: OSError) -> str:

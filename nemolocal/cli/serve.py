@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 )
 def serve(
     config: Config,
-    refs: Annotated[list[str] | None, typer.Argument(metavar="[REF]...", help="The same as --model.")] = None,
+    refs: Annotated[list[str] | None, typer.Argument(metavar="REF", help="The same as --model.")] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(

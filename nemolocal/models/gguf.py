@@ -134,7 +134,8 @@ def read(path: str | Path) -> GgufInfo:
     try:
         return _read_model(path)
     except ModelFileError as error:
-        raise ModelFileError(f"{path.name}: {error.message}", kind=error.kind, hint=error.hint) from None
+        name = path.name or str(path)
+        raise ModelFileError(f"{name}: {error.message}", kind=error.kind, hint=error.hint) from None
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ModelFileError(f"{path.name}: The file cannot be read ({reason}).", kind="missing") from None

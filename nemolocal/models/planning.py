@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Literal, cast
 
 from nemolocal.config import Config
-from nemolocal.errors import DoesNotFitError, UsageError
+from nemolocal.errors import DoesNotFitError, NemoLocalError, UsageError
 from nemolocal.hardware import Hardware
 from nemolocal.models import adapters, catalog, measured, memory, offers, placement, reference, sizing, store
 from nemolocal.models.choice import Aim, Candidate
@@ -115,7 +115,11 @@ def draft_model(config: Config) -> LocalModel | None:
     named = config.settings.draft
     if named in ("ngram", "off"):
         return None
-    model = store.resolve(reference.parse(named), config)
+    try:
+        model = store.resolve(reference.parse(named), config)
+    except NemoLocalError as error:
+        error.message = f"--draft: {error.message}"
+        raise
     if model.info.shape.pooling:
         raise UsageError(
             f"--draft: {model.id} embeds or ranks texts, and guesses none.",

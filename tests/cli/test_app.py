@@ -13,7 +13,9 @@ from nemolocal import __version__
 from nemolocal.cli import output
 from tests.cli.conftest import Cli, is_one_error
 
-COMMANDS = ("ui", "serve", "chat", "models", "hardware", "config")
+COMMANDS = ("ui", "serve", "chat", "plan", "bench", "models", "hardware", "config")
+
+VERBS = ("list", "search", "show", "pull", "verify", "import", "rm", "quantize")
 
 
 def test_help_and_version(shell: Cli) -> None:
@@ -24,7 +26,7 @@ def test_help_and_version(shell: Cli) -> None:
     assert shell("--version").out == f"nemolocal {__version__}\n"
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "models list", "models search", "models show", "models pull"])
+@pytest.mark.parametrize("command", [*COMMANDS, *(f"models {verb}" for verb in VERBS)])
 def test_every_command_has_help(cli: Cli, command: str) -> None:
     shown = cli(*command.split(), "-h")
     assert (shown.code, shown.err) == (0, "")
@@ -45,6 +47,11 @@ def test_every_command_has_help(cli: Cli, command: str) -> None:
         (["chat", "--ctx", "8k"], "--ctx: '8k' is not a whole number."),
         (["serve", "--port", "70000"], "--port: 70000 is more than 65535."),
         (["chat", "--gpu-layers", "-2"], "--gpu-layers: -2 is less than -1."),
+        (["bench", "--new-tokens", "many"], "--new-tokens wants a whole number."),
+        (["starter"], "`nemolocal chat starter`"),
+        (["./own.gguf"], "'./own.gguf' is a model, no command."),
+        (["models", "starter"], "No such command 'starter'"),
+        (["models", "search", " "], "nothing to look for"),
         (["hardware", "--hardware", "/no/such.toml"], "no hardware profile at /no/such.toml"),
     ],
 )
@@ -52,6 +59,14 @@ def test_wrong_usage_is_one_line_and_2(cli: Cli, arguments: list[str], words: st
     result = cli(*arguments)
     assert is_one_error(result, 2), result
     assert words in result.err
+
+
+def test_help_says_what_holds_by_default(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = " ".join(cli("serve", "--help").out.split())
+    for words in ("Default: 6366.", "Default: balanced.", "Default: 900.", "Default: ngram."):
+        assert words in shown
+    assert "[REF]..." in shown
 
 
 def test_models_alone_prints_its_help(cli: Cli) -> None:

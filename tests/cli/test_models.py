@@ -52,12 +52,13 @@ def test_list_of_a_bare_machine(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("--fit",)])
+@pytest.mark.parametrize("width", [50, 80])
 def test_list_in_a_narrow_window_keeps_the_ids_whole(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, width: int, flags: tuple[str, ...]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", str(width))
     shown = cli("models", "list", *flags).out
-    assert max(map(len, shown.splitlines())) <= 80
+    assert max(map(len, shown.splitlines())) <= width
     assert {model.id for model in catalog.load().models} <= set(shown.split())
 
 
