@@ -3,6 +3,7 @@ gets its name only when it is whole."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
@@ -28,7 +29,6 @@ from nemolocal.models.importance import Importance
 log = logging.getLogger(__name__)
 
 LOG_FILE: Final = "quantizer.log"
-PART_SUFFIX: Final = ".part"
 WHOLE_TYPES: Final = ("F32", "F16", "BF16")
 """What nothing has been taken from yet."""
 TYPES: Final = {label: number for number, label in gguf.FILE_TYPES.items() if label != "NVFP4"}
@@ -36,6 +36,8 @@ TYPES: Final = {label: number for number, label in gguf.FILE_TYPES.items() if la
 _OTHER_NAMES: Final = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4": "MXFP4_MOE"}
 
 IMPORTANCE_HINT: Final = "Give one with --imatrix, or take a larger type, such as IQ3_S or Q3_K_M."
+_PART: Final = re.compile(r"nemolocal-(\d+)-\d+\.part")
+_numbers = itertools.count(1)
 _BLOCK: Final = re.compile(r"^blk\.\d+\.")
 _NOT_WEIGHED: Final = ("token_embd.weight", "per_layer_token_embd.weight")
 
@@ -58,8 +60,8 @@ class Job:
     def spec(self, target: Path, *, is_dry: bool = False) -> QuantizeSpec:
         available = host.read_ram().available_bytes
         return QuantizeSpec(
-            source=str(self.source.path),
-            target=str(target),
+            source=str(self.source.path.absolute()),
+            target=str(target.absolute()),
             file_type=TYPES[self.quant],
             n_threads=self.n_threads or host.read_cpu().physical_cores,
             is_dry=is_dry,
@@ -245,11 +247,11 @@ def _part_of(target: Path) -> Iterator[Path]:
     """Where the file is written until it is whole; removed in any case. What a run that was killed has left
     is removed as well."""
     try:
-        for left in target.parent.glob(f"{_escaped(target.name)}.*{PART_SUFFIX}"):
-            pid = left.name.removeprefix(f"{target.name}.").removesuffix(PART_SUFFIX)
-            if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+        for left in target.parent.glob("nemolocal-*.part"):
+            found = _PART.fullmatch(left.name)
+            if found and not psutil.pid_exists(int(found[1])):
                 left.unlink(missing_ok=True)
-        part = target.with_name(f"{target.name}.{os.getpid()}{PART_SUFFIX}")
+        part = target.with_name(f"nemolocal-{os.getpid()}-{next(_numbers)}.part")
         part.touch()  # the library says of a folder that it cannot write no more than "iostream error"
     except OSError as error:
         raise disk.disk_error(error, target) from None
@@ -260,11 +262,6 @@ def _part_of(target: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
         except OSError as error:
             log.warning("cannot remove %s: %s", part, error)
-
-
-def _escaped(name: str) -> str:
-    """A name that glob takes as it is."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 def _check_room_for_rest(part: Path, planned: GgufInfo) -> int:

@@ -275,6 +275,17 @@ def test_an_interrupt_leaves_the_old_file(source: Path) -> None:
     assert not [child for child in multiprocessing.active_children() if "quantizer" in child.name]
 
 
+def test_names_and_folders_in_other_letters(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = source.parent / "Größe [1] 模型"
+    folder.mkdir()
+    (folder / "ein-F16.gguf").write_bytes(source.read_bytes())
+    monkeypatch.chdir(folder)
+    job = Job(gguf.read("ein-F16.gguf"), "Q8_0")
+    made = quantizing.preview(job, Path("zwei ü [2].gguf"), config.load())
+    assert quantize(made).size_bytes == (folder / "zwei ü [2].gguf").stat().st_size
+    assert files_beside(folder / "x") == ["ein-F16.gguf", "zwei ü [2].gguf"]
+
+
 def test_a_source_that_is_damaged_meanwhile_is_one_line(source: Path) -> None:
     made = preview(source, "Q8_0")
     os.truncate(source, made.job.source.size_bytes // 2)
@@ -344,9 +355,9 @@ def test_what_a_killed_run_has_left_is_removed(source: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     for pid in (gone.pid, os.getppid()):  # the second still runs
-        source.with_name(f"out.gguf.{pid}.part").touch()
+        source.with_name(f"nemolocal-{pid}-1.part").touch()
     quantize(preview(source, "Q8_0"))
-    assert files_beside(source) == ["out.gguf", f"out.gguf.{os.getppid()}.part", source.name]
+    assert files_beside(source) == [f"nemolocal-{os.getppid()}-1.part", "out.gguf", source.name]
 
 
 def test_the_work_ends_with_the_program(source: Path) -> None:

@@ -97,10 +97,11 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True)
 class QuantizeSpec:
-    """What to quantize: `file_type` is llama.cpp's number of the quantization (llama_ftype). A dry run only
-    says what would become of each tensor. `may_requantize` allows what is quantized already to lose more.
-    `importance` has by a tensor's name one float32 for each column; `buffer_bytes` is how much of a tensor
-    is in memory at a time, 0 for the library's own choice."""
+    """What to quantize, by absolute paths, of which the target's name is ASCII: `file_type` is llama.cpp's
+    number of the quantization (llama_ftype). A dry run only says what would become of each tensor.
+    `may_requantize` allows what is quantized already to lose more. `importance` has by a tensor's name one
+    float32 for each column; `buffer_bytes` is how much of a tensor is in memory at a time, 0 for the
+    library's own choice."""
 
     source: str
     target: str

@@ -69,7 +69,10 @@ def _quantize(spec: QuantizeSpec, send: Callable[[TensorDone], None]) -> str:
     importance = _importance(library, spec.importance)
     if importance:
         params.imatrix = importance
-    source, target = os.fsencode(spec.source), os.fsencode(spec.target)
+    folder, name = os.path.split(spec.target)
+    if not spec.is_dry:  # on Windows the library cannot write to folders of every name
+        os.chdir(folder)
+    source, target = os.fsencode(spec.source), os.fsencode(name)
     result = library.llama_model_quantize(source, target, ctypes.byref(params))
     reader.flush()
     if reader.needs_importance:
