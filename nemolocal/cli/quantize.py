@@ -83,10 +83,8 @@ def quantize(
         written = quantizing.quantize(made, config, may_replace=may_replace, progress=advance)
     if as_json:
         output.print_json({**_facts(made), "bytes": written.size_bytes})
-        return
-    print(f"{target} is ready: {output.size(written.size_bytes)}.")
-    if not target.resolve().is_relative_to(config.models_dir.resolve()):
-        print(f"`nemolocal models import {target}` adds it to your models.")
+    else:
+        _tell_written(written, config)
 
 
 def _source(ref: str, config: Config) -> LocalModel:
@@ -132,6 +130,13 @@ def _tell(made: Preview, config: Config, hardware: Hardware, *, as_json: bool) -
     output.console().print(rows)
     for line in _notes(made):
         output.item(line)
+
+
+def _tell_written(written: GgufInfo, config: Config) -> None:
+    print(f"{written.path} is ready: {output.size(written.size_bytes)}.")
+    if not written.path.resolve().is_relative_to(config.models_dir.resolve()):
+        path = f'"{written.path}"' if " " in str(written.path) else written.path
+        print(f"`nemolocal models import {path}` adds it to your models.")
 
 
 def _notes(made: Preview) -> list[str]:
