@@ -14,16 +14,19 @@ import pytest
 from nemolocal.hardware import holders
 
 GIB = 1 << 30
-WAIT = "import sys; sys.stdin.read()"
+WAIT = "import sys; print(flush=True); sys.stdin.read()"
 SPAWN = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WAIT!r}])"
 
 
 @contextmanager
 def running(*arguments: str | Path) -> Iterator[psutil.Process]:
-    """A Python process with these arguments, until the end of the block."""
+    """A Python process with these arguments, until the end of the block. A process has its command line only
+    a moment after it has begun, so its first line is waited for."""
     command = [sys.executable, *map(str, arguments)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with process:
+        assert process.stdout
+        process.stdout.readline()
         yield psutil.Process(process.pid)
         assert process.stdin
         process.stdin.close()
