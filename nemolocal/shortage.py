@@ -10,8 +10,7 @@ from nemolocal.failures import CAUTION_BYTES
 from nemolocal.hardware import Hardware
 from nemolocal.measuring import OVERHEAD_MOST, share_of
 from nemolocal.models.plans import Plan
-
-GIB = 1 << 30
+from nemolocal.units import gib
 
 
 def missing_bytes(plan: Plan, error: OutOfMemoryError, now: Hardware, *, before: int = 0) -> int:
@@ -57,4 +56,4 @@ def describe(name: str, plan: Plan, error: OutOfMemoryError, *, is_second: bool)
 
 
 def _gib(n_bytes: int) -> str:
-    return f"{n_bytes / GIB:.2f} GiB"
+    return gib(n_bytes, n_digits=2)

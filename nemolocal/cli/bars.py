@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from nemolocal import units
 from nemolocal.cli import output
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def _bar(bar: Bar, console: Console, *, marks: Mapping[str, str], head: str, nam
     from rich.text import Text
 
     used = sum(n for what, n in bar.parts if what not in _NOT_OURS)
-    words = f"  {used / output.GIB:.1f} of {output.gib(bar.total_bytes)}"
+    words = f"  {used / units.GIB:.1f} of {units.gib(bar.total_bytes)}"
     width = min(max(console.width - len(head) - len(words), _WIDTH_LEAST), _WIDTH_MOST)
     drawn = Text()
     for (what, _), n in zip(bar.parts, cells([n for _, n in bar.parts], width), strict=True):
@@ -121,12 +122,12 @@ def _table(labels: Sequence[str], bars: Sequence[Bar], marks: Mapping[str, str])
         if any(what in parts for parts in found):
             name = Text.assemble((marks[what], STYLES[what]), f" {what}")
             table.add_row(name, *(_gib(parts.get(what, 0)) for parts in found))
-    table.add_row("  in all", *(f"{bar.total_bytes / output.GIB:.1f}" for bar in bars))
+    table.add_row("  in all", *(f"{bar.total_bytes / units.GIB:.1f}" for bar in bars))
     table.add_row("  layers", *(str(bar.n_layers or "") for bar in bars))
     return table
 
 
 def _gib(n_bytes: int) -> str:
     """One decimal; what is there but would read as nothing keeps a second one."""
-    gib = n_bytes / output.GIB
+    gib = n_bytes / units.GIB
     return "" if not n_bytes else f"{gib:.1f}" if gib >= 0.05 else "<0.1"

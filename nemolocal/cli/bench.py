@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nemolocal import units
 from nemolocal.cli import options, output
 from nemolocal.config import Config
 from nemolocal.errors import UsageError
@@ -138,8 +139,8 @@ def _show(report: Report, comparison: Comparison | None) -> None:
     _show_runs(report, comparison)
     rows = output.table("Memory", "Planned", "Taken", right=["Planned", "Taken"])
     for entry in report.memory:
-        taken = "–" if entry.taken_bytes is None else output.gib(entry.taken_bytes)
-        rows.add_row(entry.name, output.gib(entry.forecast_bytes), taken)
+        taken = "–" if entry.taken_bytes is None else units.gib(entry.taken_bytes)
+        rows.add_row(entry.name, units.gib(entry.forecast_bytes), taken)
     output.console().print(rows)
     for left_out in report.left_out:
         print(f"- Not measured: {left_out.why}")

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from nemolocal import units
 from nemolocal.cli import options, output
 from nemolocal.config import Config
 from nemolocal.errors import NemoLocalError
@@ -59,8 +60,8 @@ def _show(found: Hardware) -> None:
     cores = f"{cpu.physical_cores} core{'s' if cpu.physical_cores > 1 else ''}"
     nodes = [f"{cpu.n_numa_nodes} NUMA nodes"] if cpu.n_numa_nodes > 1 else []
     _tell("CPU", ", ".join([cpu.name, cores, *nodes, *cpu.features]))
-    _tell("RAM", f"{output.gib(ram.available_bytes)} of {output.gib(ram.total_bytes)} available")
-    _tell("Disk", f"{output.size(found.disk_free_bytes)} free for models")
+    _tell("RAM", f"{units.gib(ram.available_bytes)} of {units.gib(ram.total_bytes)} available")
+    _tell("Disk", f"{units.size(found.disk_free_bytes)} free for models")
 
 
 def _tell(title: str, text: str) -> None:
@@ -76,7 +77,7 @@ def _tell(title: str, text: str) -> None:
 def _about(gpu: Gpu, *, told: str) -> Iterator[str]:
     """A GPU in a few lines: its memory, what it is and does, its name for other programs, who uses it, and
     what is wrong with it where that is not `told` already."""
-    memory = f"{output.gib(gpu.free_bytes)} of {output.gib(gpu.total_bytes)} free"
+    memory = f"{units.gib(gpu.free_bytes)} of {units.gib(gpu.total_bytes)} free"
     shared = ", which are the RAM's" if gpu.shares_ram else ""
     state = "" if gpu.state == "ok" else f" ({gpu.state})"
     yield f"{gpu.name}{state}: {memory}{shared}" if gpu.is_read else f"{gpu.name}: {gpu.state}"
@@ -101,7 +102,7 @@ def _driver(gpu: Gpu) -> str:
 def _holders(gpu: Gpu) -> str:
     """The programs, the largest first; on Windows, which counts no bytes, every window is one."""
     shown = gpu.holders[:N_HOLDERS_MOST]
-    sizes = [f" {output.gib(holder.used_bytes)}" if holder.used_bytes else "" for holder in shown]
+    sizes = [f" {units.gib(holder.used_bytes)}" if holder.used_bytes else "" for holder in shown]
     named = [f"{h.name}{size} (process {h.pid})" for h, size in zip(shown, sizes, strict=True)]
     n_more = len(gpu.holders) - len(shown)
     return ", ".join(named) + (f" and {n_more} more" if n_more else "")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nemolocal import units
 from nemolocal.cli import options, output
 from nemolocal.config import Config
 
@@ -158,7 +159,7 @@ def print_files(facts: Facts) -> None:
         beside = output.table("Goes with a model", "What", "Size", right=["Size"])
         for row in facts["companions"]:
             name = row["ref"].removeprefix(begin)
-            beside.add_row(name, WHAT[row["kind"]], output.size(row["bytes"]))
+            beside.add_row(name, WHAT[row["kind"]], units.size(row["bytes"]))
         output.console().print(beside)
     if "header" not in facts:
         print(f"Fetch what fits with `nemolocal models pull {facts['id']}`, or name one after a colon.")
@@ -166,7 +167,7 @@ def print_files(facts: Facts) -> None:
 
 def _cell(key: str, value: Any, begin: str) -> str:
     if key == "bytes":
-        return output.size(value)
+        return units.size(value)
     if key == "ref":
         return str(value).removeprefix(begin)
     return f"{value:,}" if isinstance(value, int) else str(value or "")

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from nemolocal import units
 from nemolocal.cli import output
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def show(models: Sequence[ListedModel], fits: Mapping[str, Fit] | None, console:
     if here:
         rows = output.table("On this machine", "Quant", "Size", "State", right=["Size"])
         for file in here:
-            rows.add_row(file.ref, file.quant, output.size(file.bytes), _state(file))
+            rows.add_row(file.ref, file.quant, units.size(file.bytes), _state(file))
         console.print(rows)
     has_tags = console.width >= _N_COLUMNS_WITH_TAGS
     names = ["Name"] if console.width >= _N_COLUMNS_WITH_NAMES else []
@@ -97,7 +98,7 @@ def _state(file: ListedFile) -> str:
 def _range(files: Sequence[ListedFile]) -> str:
     """The smallest and the largest file; `models show` has them all."""
     ends = sorted({(file.bytes, file.quant) for file in files})
-    shown = [f"{output.size(n_bytes)} {quant}" for n_bytes, quant in (ends[0], ends[-1])]
+    shown = [f"{units.size(n_bytes)} {quant}" for n_bytes, quant in (ends[0], ends[-1])]
     return " … ".join(shown if len(ends) > 1 else shown[:1])
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nemolocal import units
 from nemolocal.cli import hub, options, output
 from nemolocal.cli.pull import bar, local_json, pull
 from nemolocal.cli.quantize import quantize
@@ -88,7 +89,7 @@ def show(config: Config, ref: Ref, as_json: options.AsJson = False) -> None:
     files = output.table("Reference", "Quant", "Size", "State", right=["Size"])
     for row in rows:
         state = "ready" if row["state"] == "local" else row["state"]
-        files.add_row(row["ref"], row["quant"], output.size(row["bytes"]), row["problem"] or state)
+        files.add_row(row["ref"], row["quant"], units.size(row["bytes"]), row["problem"] or state)
     output.console().print(files)
 
 
@@ -165,7 +166,7 @@ def rm(config: Config, ref: Ref, as_json: options.AsJson = False) -> None:
     elif removed.is_forgotten:
         print(f"{removed.ref} is forgotten; its file stays.")
     else:
-        print(f"{removed.ref} is removed: {output.size(removed.bytes)} freed.")
+        print(f"{removed.ref} is removed: {units.size(removed.bytes)} freed.")
 
 
 app.command("quantize")(quantize)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-GIB = 1 << 30
 _N_COLUMNS_PIPED = 160
 
 _NO_COMMAND = re.compile(r"No such command '([^']+)'")
@@ -91,20 +90,6 @@ def note(text: str) -> None:
 def error(text: str) -> None:
     """One line, whatever the text holds."""
     note("error: " + " ".join(text.split()))
-
-
-def gib(n_bytes: int) -> str:
-    """Memory, in the unit that GPUs are sold in."""
-    return f"{n_bytes / GIB:.1f} GiB"
-
-
-def size(n_bytes: int) -> str:
-    """A file's size in decimal units, as web pages and file managers give it."""
-    if n_bytes < 1_000_000:
-        return f"{n_bytes / 1_000:.0f} kB"
-    if n_bytes < 1_000_000_000:
-        return f"{n_bytes / 1_000_000:.0f} MB"
-    return f"{n_bytes / 1_000_000_000:.1f} GB"
 
 
 def drop_stdout() -> None:

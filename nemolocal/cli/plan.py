@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nemolocal import units
 from nemolocal.cli import bars, options, output
 from nemolocal.config import Config
 from nemolocal.errors import DoesNotFitError
@@ -70,7 +71,7 @@ def speeds(made: Plan) -> list[str]:
 def _show_head(made: Plan) -> None:
     candidate, load = made.candidate, made.load
     where = "" if candidate.is_local else ", not on this machine yet"
-    print(f"{made.model}: {candidate.quant or candidate.file} ({output.size(candidate.size_bytes)}){where}")
+    print(f"{made.model}: {candidate.quant or candidate.file} ({units.size(candidate.size_bytes)}){where}")
     if candidate.shape.pooling:
         print(f"Inputs of up to {load.n_ctx:,} tokens, {load.n_slots} at a time")
         return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nemolocal import units
 from nemolocal.cli import options, output
 from nemolocal.config import Config
 from nemolocal.errors import DoesNotFitError, ModelNotFoundError, UsageError
@@ -122,7 +123,7 @@ def _confirm(error: ModelNotFoundError, ref: str, config: Config) -> bool:
     from nemolocal.models import download
 
     choice = download.usual_choice(download.choices(ref, config), ref)
-    question = f"{error.message} Fetch {choice.ref} ({output.size(choice.bytes)}) now?"
+    question = f"{error.message} Fetch {choice.ref} ({units.size(choice.bytes)}) now?"
     return typer.confirm(question, default=True, err=True)
 
 
@@ -173,7 +174,7 @@ class _Lines:
         n_tenths = 10 * done // max(1, total)
         if n_tenths > self._n_tenths:
             self._n_tenths = n_tenths
-            output.note(f"{self._title}: {output.size(done)} of {output.size(total)}")
+            output.note(f"{self._title}: {units.size(done)} of {units.size(total)}")
 
 
 def local_json(model: LocalModel) -> dict[str, Any]:

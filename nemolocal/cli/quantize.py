@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nemolocal import units
 from nemolocal.cli import options, output
 from nemolocal.cli.pull import bar
 from nemolocal.config import Config, expand
@@ -119,8 +120,8 @@ def _tell(made: Preview, config: Config, hardware: Hardware, *, as_json: bool) -
         before, after = (None if isinstance(plan, DoesNotFitError) else plan.to_dict() for plan in plans)
         output.print_json({**_facts(made), "plan_before": before, "plan_after": after})
         return
-    sizes = f"{output.size(made.result.size_bytes)} ({made.result.size_bytes:,} bytes)"
-    print(f"{made.result.path.name}: {sizes} in place of {output.size(source.size_bytes)}")
+    sizes = f"{units.size(made.result.size_bytes)} ({made.result.size_bytes:,} bytes)"
+    print(f"{made.result.path.name}: {sizes} in place of {units.size(source.size_bytes)}")
     kinds = ", ".join(f"{n} {name}" for name, n in made.types.items())
     print(f"{made.bits_per_weight:.2f} bits for each weight; its {len(made.changes)} tensors are {kinds}")
     rows = output.table("On this machine", source.quant, made.job.quant, right=[source.quant, made.job.quant])
@@ -133,7 +134,7 @@ def _tell(made: Preview, config: Config, hardware: Hardware, *, as_json: bool) -
 
 
 def _tell_written(written: GgufInfo, config: Config) -> None:
-    print(f"{written.path} is ready: {output.size(written.size_bytes)}.")
+    print(f"{written.path} is ready: {units.size(written.size_bytes)}.")
     if not written.path.resolve().is_relative_to(config.models_dir.resolve()):
         path = f'"{written.path}"' if " " in str(written.path) else written.path
         print(f"`nemolocal models import {path}` adds it to your models.")
@@ -179,13 +180,13 @@ _ROWS = ("memory", "of it on GPUs", "layers on GPUs", "context", "tokens a secon
 
 def _cells(made: Plan | DoesNotFitError) -> tuple[str, ...]:
     if isinstance(made, DoesNotFitError):
-        return f"{output.gib(made.needed_bytes)}, does not fit", "", "", "", ""
+        return f"{units.gib(made.needed_bytes)}, does not fit", "", "", "", ""
     place = made.placement
     on_gpus = sum(share.total_bytes for share in place.shares)
     n_layers = sum(share.n_layers for share in place.shares)
     return (
-        output.gib(on_gpus + place.host.total_bytes),
-        output.gib(on_gpus) if place.gpus else "",
+        units.gib(on_gpus + place.host.total_bytes),
+        units.gib(on_gpus) if place.gpus else "",
         f"{n_layers} of {n_layers + place.host.n_layers}" if place.gpus else "",
         f"{made.load.n_ctx:,}",
         f"{made.tokens_per_s:.0f}" if made.tokens_per_s else "",

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from nemolocal.models import choice, placement, refusals, speed
 from nemolocal.models.choice import Candidate
 from nemolocal.models.memory import CUDA_CONTEXT_BYTES, Load
+from nemolocal.units import gib
 
 if TYPE_CHECKING:
     from nemolocal.models.search import Found, Search
     from nemolocal.models.wish import Wish
 
-GIB = 1 << 30
 UNBOUNDED = 1 << 60  # bytes
 
 
@@ -42,9 +42,9 @@ def explain(found: Found, files: Sequence[Candidate], wish: Wish, search: Search
         yield f"{kind}, as asked for." if wish.kv_type else f"{kind}, which takes {cost}."
     yield _about_slots(candidate, load, wish)
     if place.gpus:
-        yield f"{_gib(wish.margin_bytes)} stay free on each GPU."
+        yield f"{gib(wish.margin_bytes)} stay free on each GPU."
     if wish.beside_bytes and place.gpus:
-        yield f"{_gib(wish.beside_bytes)} more are kept there for the draft model and adapters."
+        yield f"{gib(wish.beside_bytes)} more are kept there for the draft model and adapters."
     yield from _what_another_program_costs(found, files, search)
 
 
@@ -97,7 +97,7 @@ def _why_cpu(wish: Wish, search: Search) -> str:
         return "that was asked for."
     if search.gpus:
         most = max(gpu.free_bytes for gpu in search.gpus)
-        return f"not one layer fits a GPU, of which {_gib(most)} are free."
+        return f"not one layer fits a GPU, of which {gib(most)} are free."
     return search.hardware.reason or "there is no GPU."
 
 
@@ -121,11 +121,11 @@ def _about_quant(found: Found, files: Sequence[Candidate], search: Search) -> st
         left = "experts in RAM" if place.host_experts else "layers to the CPU"
         return f"{candidate.quant} leaves the fewest {left} without harm to the answers."
     better = larger[-1]
-    lacks = f"with {load.n_ctx:,} tokens it needs {_gib(_needed_bytes(better, load, search))}"
-    room = f"of {_gib(search.available_bytes - search.ram_bytes)} that can be used on the GPUs"
+    lacks = f"with {load.n_ctx:,} tokens it needs {gib(_needed_bytes(better, load, search))}"
+    room = f"of {gib(search.available_bytes - search.ram_bytes)} that can be used on the GPUs"
     if not place.gpus:
-        lacks = f"it needs {_gib(placement.in_ram(search.job(better, load)).host.total_bytes)}"
-        room = f"of {_gib(search.ram_bytes)} of RAM"
+        lacks = f"it needs {gib(placement.in_ram(search.job(better, load)).host.total_bytes)}"
+        room = f"of {gib(search.ram_bytes)} of RAM"
     if search.place(better, load):
         return f"{candidate.quant} leaves room for a longer context than {better.quant}."
     return f"{candidate.quant} is the best that fits; {better.quant} does not: {lacks} {room}."
@@ -161,7 +161,7 @@ def _about_context(found: Found, wish: Wish, search: Search) -> str:
     if larger and search.gpus and not search.place(candidate, replace(load, n_ctx=larger[-1])):
         jobs = [search.job(candidate, replace(load, n_ctx=n_ctx)) for n_ctx in (load.n_ctx, larger[-1])]
         now, then = (placement.needed_bytes(job) for job in jobs)
-        return f"A context of {load.n_ctx:,} tokens; {larger[-1]:,} would take {_gib(then - now)} more."
+        return f"A context of {load.n_ctx:,} tokens; {larger[-1]:,} would take {gib(then - now)} more."
     return f"A context of {load.n_ctx:,} tokens; --ctx takes more, up to {n_train:,}."
 
 
@@ -197,8 +197,4 @@ def _what_another_program_costs(found: Found, files: Sequence[Candidate], search
         gain = f"the context would be {better[1].n_ctx:,} tokens"
     else:
         return
-    yield f"{refusals.naming(largest)} holds {_gib(largest.used_bytes)} of GPU memory; without it, {gain}."
-
-
-def _gib(n_bytes: int) -> str:
-    return f"{n_bytes / GIB:.1f} GiB"
+    yield f"{refusals.naming(largest)} holds {gib(largest.used_bytes)} of GPU memory; without it, {gain}."

@@ -18,6 +18,7 @@ from nemolocal.models.choice import Candidate
 from nemolocal.models.memory import CUDA_CONTEXT_BYTES
 from nemolocal.models.placement import Job
 from nemolocal.models.shape import ModelShape
+from nemolocal.units import gib
 
 if TYPE_CHECKING:
     from nemolocal.models.search import Search
@@ -46,8 +47,8 @@ def refusal(
         needed = _needed_on_gpus(search.job(smallest, load), wish)
     fits_badly = ", but not on any one device as a whole layer" if needed <= available else ""
     return DoesNotFitError(
-        f"{model} does not fit: {smallest.quant} with a context of {n_ctx:,} tokens needs {_gib(needed)} "
-        f"{where}, and {_gib(available)} can be used{fits_badly}.",
+        f"{model} does not fit: {smallest.quant} with a context of {n_ctx:,} tokens needs {gib(needed)} "
+        f"{where}, and {gib(available)} can be used{fits_badly}.",
         needed_bytes=needed,
         available_bytes=available,
         hint=_smallest_change(files, candidates, search),
@@ -74,11 +75,11 @@ def _smallest_change(files: Sequence[Candidate], candidates: Sequence[Candidate]
     largest = largest_holder(search)
     if largest and search.without(largest).any(files):
         return (
-            f"It would fit if {naming(largest)} ended, which holds {_gib(largest.used_bytes)} of GPU memory."
+            f"It would fit if {naming(largest)} ended, which holds {gib(largest.used_bytes)} of GPU memory."
         )
     if search.wish.margin_bytes > MARGIN_OFFERED and search.again(margin_bytes=MARGIN_OFFERED).any(files):
         return f"--margin-mib {MARGIN_OFFERED >> 20} would fit, with less left to other programs."
-    held = f" ({naming(largest)} holds {_gib(largest.used_bytes)} of GPU memory)" if largest else ""
+    held = f" ({naming(largest)} holds {gib(largest.used_bytes)} of GPU memory)" if largest else ""
     return f"Close other programs{held}, or choose a smaller model."
 
 
@@ -121,7 +122,3 @@ def largest_holder(search: Search) -> Holder | None:
 
 def naming(holder: Holder) -> str:
     return f"{holder.name} (process {holder.pid})"
-
-
-def _gib(n_bytes: int) -> str:
-    return f"{n_bytes / (1 << 30):.1f} GiB"

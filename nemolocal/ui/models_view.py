@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+from nemolocal import units
 from nemolocal.downloads import Download
 from nemolocal.hardware import Hardware
 from nemolocal.models import catalog
@@ -203,7 +204,7 @@ def _file(
     acts = _acts(file, download, asking=asking, is_loaded=is_loaded, listed=listed)
     return (
         f'<tr><th scope="row">{text(file.quant or file.ref)}{mark}</th>'
-        f'<td class="number">{drawing.size(file.bytes)}</td>'
+        f'<td class="number">{units.size(file.bytes)}</td>'
         f"<td>{_state(file, download, is_loaded=is_loaded)}</td>"
         f'<td class="acts">{acts}</td></tr>'
     )
@@ -230,11 +231,11 @@ def _download(download: Download) -> str:
         return f"{bar} paused at {share:.0%}"
     if download.state == "waiting" or not download.total_bytes:
         return f"{bar} begins soon"
-    parts = [f"{drawing.size(download.done_bytes)} of {drawing.size(download.total_bytes)}"]
+    parts = [f"{units.size(download.done_bytes)} of {units.size(download.total_bytes)}"]
     if download.bytes_per_s:
-        parts.append(f"{drawing.size(download.bytes_per_s)}/s")
+        parts.append(f"{units.size(download.bytes_per_s)}/s")
     if download.left_s is not None:
-        parts.append(f"{drawing.span_of_time(download.left_s)} left")
+        parts.append(f"{units.span_of_time(download.left_s)} left")
     return f"{bar} {text(', '.join(parts))}"
 
 
@@ -277,7 +278,7 @@ def proposal(found: Proposal | None, download: Download | None, starter: Downloa
         return f'<div class="proposal"><span>{text(found.name)}: {_download(download)}</span> {again}</div>'
     licence = f" Its licence: {found.licence}." if found.must_accept else ""
     label = "Accept and download" if found.must_accept else "Download"
-    how = f"({found.fit.words}, {drawing.size(found.size_bytes)} to download)"
+    how = f"({found.fit.words}, {units.size(found.size_bytes)} to download)"
     meanwhile, small = _meanwhile(found, starter)
     return (
         f'<div class="proposal"><span><b>{text(found.name)}</b> {text(f"would run here {how}.{licence}")} '

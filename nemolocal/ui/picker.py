@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 
 import gradio as gr
 
+from nemolocal import units
 from nemolocal.service import ModelCard, Service, Status
 
 PROGRESS_EVERY_S = 0.2
@@ -14,13 +15,8 @@ PROGRESS_EVERY_S = 0.2
 
 def label(card: ModelCard) -> str:
     """A model as the picker names it, such as "SmolLM2 135M · Q4_1 · 98 MB"."""
-    parts = [card.name or card.id, card.quant, size(card.size_bytes) if card.size_bytes else ""]
+    parts = [card.name or card.id, card.quant, units.size(card.size_bytes) if card.size_bytes else ""]
     return " · ".join(part for part in parts if part)
-
-
-def size(n_bytes: int) -> str:
-    """Bytes in the unit that a file manager would show."""
-    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
 
 
 def choices(service: Service) -> list[tuple[str, str]]:
