@@ -169,6 +169,7 @@ def test_commands_are_there_before_anything_heavy() -> None:
     assert not loaded & heavy
     assert not {name for name in loaded if name.startswith("nemolocal.") and "cli" not in name} - {
         "nemolocal.config",
+        "nemolocal.units",
         "nemolocal.errors",
         "nemolocal.log",
     }
