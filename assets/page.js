@@ -75,7 +75,22 @@
       set(button, "aria-label", button.textContent.trim());
     }
   };
-  new MutationObserver(tidy).observe(body, { childList: true, subtree: true });
+  // The server draws some buttons anew when what they stand for changes. Whoever had the focus on one goes on
+  // from the same one, or else from another that acts on the same model.
+  let held = null;
+  document.addEventListener("focusin", ({ target }) => {
+    held = target.dataset?.act ? { act: target.dataset.act, ref: target.dataset.ref } : null;
+  });
+  const refocus = () => {
+    if (!held || (document.activeElement && document.activeElement !== body)) return;
+    const drawn = Array.from(document.querySelectorAll("[data-act]"));
+    const same = drawn.filter(({ dataset }) => dataset.ref === held.ref);
+    const next = same.find(({ dataset }) => dataset.act === held.act)
+      ?? same.find(({ dataset }) => dataset.act.startsWith(held.act))
+      ?? same.find(({ dataset }) => dataset.act !== "file") ?? same[0];
+    if (next?.checkVisibility()) next.focus({ preventScroll: true });
+  };
+  new MutationObserver(() => { tidy(); refocus(); }).observe(body, { childList: true, subtree: true });
   document.documentElement.lang = "en";
 
   // Buttons that the server drew hand themselves back through a hidden field of their part of the page.
@@ -86,6 +101,8 @@
     const set = Object.getOwnPropertyDescriptor(Object.getPrototypeOf(field), "value").set;
     set.call(field, JSON.stringify({ act: dataset.act, ref: dataset.ref, at: Date.now() }));
     field.dispatchEvent(new Event("input", { bubbles: true }));
+    // Where there is room for one at a time, a chosen model takes the list's place.
+    if (["open", "close"].includes(dataset.act)) document.querySelector("#models-view").scrollTo(0, 0);
   };
 
   const actions = {

@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from nemolocal.config import Config
 from nemolocal.errors import DownloadStoppedError, ModelNotFoundError, NemoLocalError
-from nemolocal.models import download, upkeep
+from nemolocal.models import begun, download, upkeep
 
 N_AT_ONCE: Final = 2
 SPEED_OVER_S: Final = 5.0
@@ -54,6 +54,7 @@ class _Job:
     seen: Download
     stop: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
+    is_found: bool = False  # begun by another run, and not gone on with in this one
     marks: deque[tuple[float, int]] = field(default_factory=deque)  # (when, bytes)
 
 
@@ -84,6 +85,17 @@ class Downloads:
             job = self._jobs.get(ref)
             return job.seen if job else None
 
+    def find_begun(self) -> None:
+        """Take up, as paused, what earlier runs or other programs have begun and not ended."""
+        found = begun.all_of(self._config)
+        with self._lock:
+            for ref in [ref for ref, job in self._jobs.items() if job.is_found and job.thread is None]:
+                del self._jobs[ref]  # it may have been ended, or taken away, elsewhere
+            for each in found:
+                if not any(each.is_of(ref) for ref in self._jobs):
+                    seen = Download(each.ref, "paused", each.done_bytes, each.total_bytes)
+                    self._jobs[each.ref] = _Job(seen, is_found=True)
+
     def start(self, ref: str) -> None:
         """Begin, or go on with one that was paused or failed. Nothing happens to one that runs."""
         with self._lock:
@@ -105,7 +117,8 @@ class Downloads:
             self._next()
 
     def cancel(self, ref: str) -> None:
-        """Stop one and throw away what has arrived. Waits for its thread."""
+        """Stop one and throw away what has arrived of it; one that is done stays, and is only forgotten
+        here. Waits for its thread."""
         with self._lock:
             job = self._jobs.pop(ref, None)
             if job:
@@ -114,7 +127,7 @@ class Downloads:
             job.thread.join()
         try:
             if job is None or job.seen.state != "done":
-                upkeep.remove(ref, self._config)
+                upkeep.remove_begun(ref, self._config)
         except ModelNotFoundError:
             pass  # nothing had arrived
         with self._lock:

@@ -134,7 +134,8 @@ class Service:
         look = detect or (lambda: hardware_module.survey(config))
         self.shelf = Shelf(
             config,
-            detect=lambda: self._bare(look()),
+            detect=look,
+            bare=self._bare,
             learned=partial(measured.learned, config),
             on_change=self._forget_listing,
         )

@@ -159,12 +159,20 @@ def plan(ref: HubRef, config: Config, decide: Callable[[Sequence[Candidate]], Pl
     Raises what asking the hub and deciding raise, ModelFileError when the file could not be loaded.
     """
     repo, note = look_up(ref.repo, config)
+    found = plan_in(repo, ref, config, decide)
+    return replace(found, reasons=(*found.reasons, note)) if note else found
+
+
+def plan_in(
+    repo: HubRepo, ref: HubRef, config: Config, decide: Callable[[Sequence[Candidate]], Plan]
+) -> Plan:
+    """The same for a repository that was looked up."""
     offers = {offer.model.first: offer for offer in all_of(repo, usable(repo, ref, config), config)}
     while True:
         found = decide([_candidate(repo, offer) for offer in offers.values()])
         chosen = offers[found.candidate.file.removeprefix(f"hf:{repo.id}:")]
         if chosen.is_exact:
-            return replace(found, reasons=(*found.reasons, note)) if note else found
+            return found
         try:
             header = remote.read_header(repo, chosen.model, config)
         except ModelFileError:  # this quantization is of a kind that cannot be loaded; others may be

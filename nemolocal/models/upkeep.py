@@ -59,7 +59,7 @@ def remove(ref: str, config: Config, known: Catalog | None = None) -> Removed:
     known = known or catalog.load()
     model = _one_to_remove(ref, config, known)
     if model is None:
-        return _remove_partials(ref, config, known)
+        return remove_begun(ref, config, known)
     if model.pointer:
         _unlink(model.pointer)
         return Removed(model.ref, (model.pointer,), 0, is_forgotten=True)
@@ -88,15 +88,20 @@ def _one_to_remove(ref: str, config: Config, known: Catalog) -> LocalModel | Non
     return found[0] if found else None
 
 
-def _remove_partials(ref: str, config: Config, known: Catalog) -> Removed:
-    """For a model of which only a part has arrived."""
+def remove_begun(ref: str, config: Config, known: Catalog | None = None) -> Removed:
+    """Remove what has arrived of a download that was begun, and no model that is whole.
+
+    Raises ModelNotFoundError where nothing has arrived.
+    """
+    known = known or catalog.load()
     parsed = reference.parse(ref)
     root = config.models_dir
     found: list[Path] = []
     if isinstance(parsed, NamedRef) and known.get(parsed.name):
         model, row = known.find(parsed)
         for file in (row,) if row else model.files:
-            found += store.partials(root, file.repo, quant=file.quant)
+            for repo in dict.fromkeys((file.repo, *model.other_repos)):
+                found += store.partials(root, repo, quant=file.quant)
     elif isinstance(parsed, HubRef):
         found = store.partials(root, parsed.repo, quant=parsed.quant, file=parsed.file)
     if not found:

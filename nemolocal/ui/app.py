@@ -26,12 +26,14 @@ from nemolocal.ui import chat, hardware, models, picker, settings, start
 from nemolocal.ui.conversation import to_markdown
 from nemolocal.ui.tabs import Tabs
 from nemolocal.ui.theme import theme
+from nemolocal.ui.works import Works
 
 TITLE = "NemoLocal"
 
 
 def build(service: Service, tabs: Tabs | None = None) -> gr.Blocks:
     """Draw the page and wire it. `tabs` is what the server remembers of the open tabs."""
+    works = Works()
     blocks = gr.Blocks(title=TITLE, analytics_enabled=False, fill_height=True, fill_width=True)
     with blocks:
         with gr.Row(elem_id="header"):
@@ -51,10 +53,10 @@ def build(service: Service, tabs: Tabs | None = None) -> gr.Blocks:
             with gr.Column(elem_id="settings"):
                 panel = settings.build()
             with main:
-                start.build(service, blocks)
+                start.build(service, works, blocks, chosen)
                 opened = chat.build(service, tabs or Tabs(), chat.Shared(blocks, chosen, new, panel.fields))
         with gr.Column(elem_id="models-view", elem_classes="view"):
-            timers = [models.build(service, to_models)]
+            timers = [models.build(service, works, to_models, chosen)]
         with gr.Column(elem_id="hardware-view", elem_classes="view"):
             timers.append(hardware.build(service, to_hardware))
         for button, seen in ((to_chat, None), (to_models, timers[0]), (to_hardware, timers[1])):

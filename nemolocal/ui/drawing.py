@@ -3,11 +3,17 @@ from elsewhere is escaped here, and nowhere is any taken for HTML."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
+from typing import Final
 
 from nemolocal.models.plans import Bar
+from nemolocal.units import gib
 
+MIB: Final = 1 << 20
+GAP_S: Final = 10.0
+"""Two looks that are further apart than this are not joined by a line, nor is one this old the present."""
 KINDS = {
     "weights": "weights",
     "KV cache": "kv",
@@ -26,32 +32,18 @@ def text(value: object) -> str:
     return escape(" ".join(str(value).split()), quote=True)
 
 
-def size(n_bytes: float) -> str:
-    """A file's size in decimal units, as file managers give it."""
-    if n_bytes >= 1e9:
-        return f"{n_bytes / 1e9:.1f} GB"
-    return f"{n_bytes / 1e6:.0f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:.0f} kB"
+def memory(n_bytes: float) -> str:
+    """Memory, small amounts too."""
+    return f"{n_bytes / MIB:.0f} MiB" if n_bytes < 100 * MIB else gib(n_bytes)
 
 
-def gib(n_bytes: float) -> str:
-    """Memory, in the unit that GPUs are sold in."""
-    return f"{n_bytes / (1 << 30):.1f} GiB"
-
-
-def span_of_time(seconds: float) -> str:
-    """Seconds as a person says them."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
-
-
-def button(label: str, act: str, ref: str, *, kind: str = "") -> str:
-    """A button that the page hands back as (act, ref)."""
+def button(label: str, act: str, ref: str, *, kind: str = "", of: str = "") -> str:
+    """A button that the page hands back as (act, ref); `of` says to those who do not see the page what it
+    acts on."""
+    spoken = f' aria-label="{text(f"{label} {of}")}"' if of else ""
     return (
-        f'<button type="button" class="act {text(kind)}" data-act="{text(act)}" data-ref="{text(ref)}">'
-        f"{text(label)}</button>"
+        f'<button type="button" class="act {text(kind)}" data-act="{text(act)}" data-ref="{text(ref)}"'
+        f"{spoken}>{text(label)}</button>"
     )
 
 
@@ -64,33 +56,61 @@ def progress(share: float, label: str) -> str:
 
 
 def bars(drawn: Iterable[Bar]) -> str:
-    """A bar for each device, and a legend of the parts that occur."""
-    rows, seen = [], set()
+    """A bar for each device, with what each of its parts is and takes."""
+    rows = []
     for bar in drawn:
-        parts = []
-        for what, n_bytes in bar.parts:
-            seen.add(what)
-            percent = 100 * n_bytes / max(bar.total_bytes, 1)
-            parts.append(
-                f'<i class="{KINDS[what]}" style="width:{percent:.2f}%" title="{what} {gib(n_bytes)}"></i>'
-            )
-        spoken = ", ".join(f"{what} {gib(n_bytes)}" for what, n_bytes in bar.parts)
-        rows.append(
-            f'<div class="device"><span class="device-name">{text(bar.name)}</span>'
-            f'<span class="device-size">{gib(bar.total_bytes)}</span>'
-            f'<span class="memory" role="img" aria-label="{text(spoken)}">{"".join(parts)}</span></div>'
-        )
-    legend = "".join(f'<span><i class="{KINDS[what]}"></i>{what}</span>' for what in KINDS if what in seen)
-    return f'<div class="bars">{"".join(rows)}<div class="legend">{legend}</div></div>'
+        layers = f" · {bar.n_layers} layer{'s' if bar.n_layers > 1 else ''}" if bar.n_layers else ""
+        parts = [Part(what, n_bytes, KINDS.get(what, "others")) for what, n_bytes in bar.parts]
+        rows.append(device(f"{bar.name}{layers}", parts, bar.total_bytes))
+    return f'<div class="bars">{"".join(rows)}</div>'
 
 
-def line(points: Iterable[float], *, name: str) -> str:
-    """A small plot of values from 0 to 1, the newest at the right."""
-    values = [min(max(value, 0.0), 1.0) for value in points]
-    n = max(len(values) - 1, 1)
-    path = " ".join(f"{300 * i / n:.1f},{58 - 56 * value:.1f}" for i, value in enumerate(values))
-    now = f"{values[-1]:.0%} now" if values else "nothing yet"
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a bar: what it is, how much, and the class that colours it."""
+
+    what: str
+    n_bytes: int
+    look: str
+
+
+def device(name: str, parts: Sequence[Part], total_bytes: int) -> str:
+    """One device's memory as a bar, and the same in words below it."""
+    drawn = "".join(
+        f'<i class="{part.look}" style="width:{100 * part.n_bytes / max(total_bytes, 1):.2f}%"></i>'
+        for part in parts
+    )
+    told = "".join(
+        f'<li><i class="{part.look}"></i>{text(part.what)} <b>{memory(part.n_bytes)}</b></li>'
+        for part in parts
+    )
     return (
-        f'<svg class="plot" viewBox="0 0 300 60" preserveAspectRatio="none" role="img" '
-        f'aria-label="{text(name)}: {now}"><polyline points="{path}"/></svg>'
+        f'<div class="device"><span class="device-name">{text(name)}</span>'
+        f'<span class="device-size">{memory(total_bytes)}</span>'
+        f'<span class="memory" aria-hidden="true">{drawn}</span><ul class="shares">{told}</ul></div>'
+    )
+
+
+def plot(points: Sequence[tuple[float, float]], *, name: str, now_s: float, over_s: float) -> str:
+    """A small plot of (when, value from 0 to 1) over the last `over_s` seconds, up to now. Where nobody
+    looked for a while there is a gap, and a value that is not of the last seconds is not told as the present
+    one."""
+    lines: list[list[str]] = []
+    before_s = -1e9
+    for at_s, value in points:
+        if at_s < now_s - over_s:
+            continue
+        if at_s - before_s > GAP_S:
+            lines.append([])
+        x, y = 300 * (1 - (now_s - at_s) / over_s), 58 - 56 * min(max(value, 0.0), 1.0)
+        lines[-1].append(f"{x:.1f},{y:.1f}")
+        before_s = at_s
+    now = f"{points[-1][1]:.0%}" if points and now_s - points[-1][0] <= GAP_S else "not known"
+    drawn = "".join(f'<polyline points="{" ".join(line)}"/>' for line in lines)
+    began = f"{over_s / 60:.0f} min ago"
+    return (
+        f"<figure><figcaption><span>{text(name)}</span><b>{now}</b></figcaption>"
+        f'<svg class="plot" viewBox="0 0 300 60" preserveAspectRatio="none" aria-hidden="true">'
+        f'<path d="M0 2H300M0 30H300"/>{drawn}</svg>'
+        f'<div class="axis" aria-hidden="true"><span>{began}</span><span>now</span></div></figure>'
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import Any
 
@@ -13,13 +14,17 @@ from nemolocal.ui.problems import as_problem
 from nemolocal.ui.status import notice
 
 REFRESH_EVERY_S = 2.0
+LOOK_EVERY_S = 15.0
+"""What a machine is made of changes less often than what it does, which the monitor tells."""
 
 
 def draw(service: Service) -> str:
     """The machine as it is now."""
     try:
         shelf = service.shelf
-        return hardware_view.machine(shelf.hardware(), shelf.monitor.samples())
+        samples = () if shelf.is_described else shelf.monitor.samples()
+        found = shelf.machine(newer_than_s=LOOK_EVERY_S)
+        return hardware_view.machine(found, samples, now_s=time.time(), is_described=shelf.is_described)
     except Exception as error:  # the page's border
         return notice(as_problem(error))
 

@@ -3,71 +3,129 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-from nemolocal.hardware import Gpu, Hardware, Sample, latest
-from nemolocal.ui.drawing import gib, line, progress, text
+from nemolocal.hardware import Gpu, Hardware, Holder, Sample, latest
+from nemolocal.ui.drawing import GAP_S, Part, device, memory, plot, text
+
+OVER_S: Final = 300.0
+"""The last five minutes are drawn."""
+OURS: Final = "NemoLocal"
+STATES: Final = {
+    "unused": "not used",
+    "lost": "lost",
+    "mig": "divided",
+    "error": "not read",
+}
 
 
-def machine(found: Hardware, samples: Sequence[Sample]) -> str:
-    """The GPUs with who holds their memory, then CPU and RAM, as they are now, with the last minutes."""
-    warnings = "".join(f'<p class="warning" role="alert">{text(each)}</p>' for each in found.warnings)
-    cards = "".join(_gpu(gpu, samples) for gpu in latest(found.gpus, samples))
+def machine(found: Hardware, samples: Sequence[Sample], *, now_s: float, is_described: bool = False) -> str:
+    """The GPUs with who holds their memory, then CPU and RAM, as they are now, with the last minutes. What
+    `samples` saw counts while it is fresh; `is_described` says that a profile speaks, not this machine."""
+    fresh = [sample for sample in samples if now_s - sample.at_s <= GAP_S]
+    warnings = "".join(f'<p class="warning">{text(each)}</p>' for each in found.warnings)
     reason = "" if found.reason in found.warnings else f'<p class="quiet">{text(found.reason)}</p>'
-    return f'{warnings}{reason}<div class="cards">{cards}{_host(found, samples)}</div>'
+    if is_described:
+        reason += '<p class="quiet">Its figures are not live.</p>'
+    cards = "".join(_gpu(gpu, samples, now_s) for gpu in latest(found.gpus, fresh))
+    return f'{warnings}{reason}<div class="cards">{cards}{_host(found, samples, now_s)}</div>'
 
 
-def _gpu(gpu: Gpu, samples: Sequence[Sample]) -> str:
-    name = f"GPU {gpu.index}: {gpu.name}"
+def _gpu(gpu: Gpu, samples: Sequence[Sample], now_s: float) -> str:
+    head = f"<h3>{text(f'GPU {gpu.index}: {gpu.name}')}{_state(gpu)}</h3>"
+    problem = f'<p class="problem">{text(gpu.problem)}</p>' if gpu.problem else ""
     if not gpu.is_read:
-        return (
-            f'<section class="card lost"><h3>{text(name)}</h3>'
-            f'<p class="problem">{text(gpu.state)}: {text(gpu.problem)}</p></section>'
-        )
-    used = gpu.total_bytes - gpu.free_bytes
-    seen = [each for sample in samples for each in sample.gpus if each.uuid == gpu.uuid and each.is_read]
+        return f'<section class="card lost">{head}{problem}</section>'
     facts = [
-        f"{gpu.load:.0%} busy" if gpu.load is not None else "",
-        f"{gpu.temperature_c} °C" if gpu.temperature_c is not None else "",
-        f"{gpu.power_w:.0f} W" if gpu.power_w is not None else "",
         f"compute capability {gpu.compute_capability}" if gpu.compute_capability else "",
         f"driver {gpu.driver}" if gpu.driver else "",
         f"{gpu.n_links} NVLinks" if gpu.n_links else "",
+        "a MIG slice" if gpu.is_slice else "",
         "uses the RAM" if gpu.shares_ram else "",
     ]
-    memory = [1 - each.free_bytes / max(each.total_bytes, 1) for each in seen]
-    loads = [each.load for each in seen if each.load is not None]
-    holders = "".join(
-        f"<tr><td>{text(h.name)}</td><td class='number'>{h.pid}</td>"
-        f"<td class='number'>{gib(h.used_bytes) if h.used_bytes else '–'}</td></tr>"
-        for h in gpu.holders
-    )
-    table = f'<table class="files"><caption>In its memory</caption>{holders}</table>' if holders else ""
+    readings = [
+        ("Load", f"{gpu.load:.0%}" if gpu.load is not None else ""),
+        ("Temperature", f"{gpu.temperature_c} °C" if gpu.temperature_c is not None else ""),
+        ("Power", f"{gpu.power_w:.0f} W" if gpu.power_w is not None else ""),
+    ]
+    told = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in readings if value)
     return (
-        f'<section class="card"><h3>{text(name)}</h3>'
-        f"<p>{gib(used)} of {gib(gpu.total_bytes)} used "
-        f"{progress(used / max(gpu.total_bytes, 1), 'memory used')}</p>"
-        f'<p class="quiet">{text(" · ".join(fact for fact in facts if fact))}</p>'
-        f"{_plot('memory', memory)}{_plot('load', loads)}{table}</section>"
+        f'<section class="card">{head}{problem}<div class="bars">{_owners(gpu)}</div>'
+        f'<dl class="readings">{told}</dl>{_holders(gpu.holders)}{_gpu_plots(gpu, samples, now_s)}'
+        f'<p class="quiet">{text(" · ".join(fact for fact in facts if fact))}</p></section>'
     )
 
 
-def _host(found: Hardware, samples: Sequence[Sample]) -> str:
-    cpu, newest = found.cpu, samples[-1] if samples else None
-    total = newest.ram_total_bytes if newest else found.ram.total_bytes
-    used = newest.ram_used_bytes if newest else total - found.ram.available_bytes
+def _state(gpu: Gpu) -> str:
+    if gpu.state == "ok":
+        return ""
+    return f'<span class="gpu-state">{text(STATES.get(gpu.state, gpu.state))}</span>'
+
+
+def _owners(gpu: Gpu) -> str:
+    """The GPU's memory by who holds it. What no program accounts for is the driver's and the screen's."""
+    used = gpu.total_bytes - gpu.free_bytes
+    ours = sum(h.used_bytes for h in gpu.holders if h.name == OURS)
+    others = sum(h.used_bytes for h in gpu.holders if h.name != OURS)
+    parts = [
+        Part(OURS, ours, "weights"),
+        Part("other programs", others, "others"),
+        Part("system" if gpu.holders else "used", max(used - ours - others, 0), "overhead"),
+        Part("free", gpu.free_bytes, "free"),
+    ]
+    return device("Memory", [part for part in parts if part.n_bytes], gpu.total_bytes)
+
+
+def _holders(holders: Sequence[Holder]) -> str:
+    if not holders:
+        return ""
+    rows = "".join(
+        f'<tr><th scope="row">{text(each.name)}</th><td class="number">{each.pid}</td>'
+        f'<td class="number">{memory(each.used_bytes) if each.used_bytes else "not told"}</td></tr>'
+        for each in holders
+    )
+    heads = "".join(f'<th scope="col">{name}</th>' for name in ("Program", "Process", "Memory"))
+    return (
+        f'<table class="files"><caption>In its memory</caption><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{rows}</tbody></table>"
+    )
+
+
+def _gpu_plots(gpu: Gpu, samples: Sequence[Sample], now_s: float) -> str:
+    seen = [
+        (sample.at_s, each)
+        for sample in samples
+        for each in sample.gpus
+        if each.uuid == gpu.uuid and each.is_read
+    ]
+    held = [(at_s, 1 - each.free_bytes / max(each.total_bytes, 1)) for at_s, each in seen]
+    loads = [(at_s, each.load) for at_s, each in seen if each.load is not None]
+    return _plots({"Memory": held, "Load": loads}, now_s)
+
+
+def _host(found: Hardware, samples: Sequence[Sample], now_s: float) -> str:
+    cpu, total, free = found.cpu, found.ram.total_bytes, found.ram.available_bytes
+    if samples and now_s - samples[-1].at_s <= GAP_S:
+        total = samples[-1].ram_total_bytes
+        free = total - samples[-1].ram_used_bytes
     facts = [f"{cpu.physical_cores} cores", *cpu.features]
     if cpu.n_numa_nodes > 1:
         facts.insert(1, f"{cpu.n_numa_nodes} NUMA nodes")
-    ram = [sample.ram_used_bytes / max(sample.ram_total_bytes, 1) for sample in samples]
+    if found.disk_free_bytes:
+        facts.append(f"{memory(found.disk_free_bytes)} free on the disk of the models")
+    ram = [(sample.at_s, sample.ram_used_bytes / max(sample.ram_total_bytes, 1)) for sample in samples]
+    loads = [(sample.at_s, sample.cpu_load) for sample in samples]
+    parts = [Part("used", total - free, "overhead"), Part("free", free, "free")]
     return (
         f'<section class="card"><h3>{text(cpu.name)}</h3>'
-        f"<p>{gib(used)} of {gib(total)} RAM used {progress(used / max(total, 1), 'RAM used')}</p>"
-        f'<p class="quiet">{text(" · ".join(facts))}</p>'
-        f"{_plot('RAM', ram)}{_plot('CPU', [sample.cpu_load for sample in samples])}</section>"
+        f'<div class="bars">{device("RAM", parts, total)}</div>'
+        f"{_plots({'RAM': ram, 'Load': loads}, now_s)}"
+        f'<p class="quiet">{text(" · ".join(facts))}</p></section>'
     )
 
 
-def _plot(name: str, values: Sequence[float]) -> str:
-    if len(values) < 2:
-        return ""
-    return f"<figure><figcaption>{text(name)} {values[-1]:.0%}</figcaption>{line(values, name=name)}</figure>"
+def _plots(series: dict[str, list[tuple[float, float]]], now_s: float) -> str:
+    drawn = "".join(
+        plot(points, name=name, now_s=now_s, over_s=OVER_S) for name, points in series.items() if points
+    )
+    return f'<div class="plots">{drawn}</div>' if drawn else ""

@@ -1,331 +1,343 @@
 """The Models tab: choose, download, load, delete; how a model would be loaded. Handlers first, then `build`,
-which draws and wires them. What they draw is in models_view.py."""
+which draws and wires them. What they show is put together in models_sight.py."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import gradio as gr
 
 from nemolocal.errors import NemoLocalError, UsageError
-from nemolocal.models.fits import Fit
 from nemolocal.service import Service
-from nemolocal.shelf import Shelf
-from nemolocal.ui import drawn, models_view, picker
+from nemolocal.ui import drawn, load_fields, models_view, picker
+from nemolocal.ui.load_fields import Fields, fields_of
+from nemolocal.ui.models_sight import Look, Sight, listed_id, must_accept
 from nemolocal.ui.problems import as_problem
 from nemolocal.ui.status import notice
+from nemolocal.ui.turns import Turns
+from nemolocal.ui.works import What, Work, Works
 
 REFRESH_EVERY_S = 1.0
 SHOWN = [("All", "all"), ("Here", "here"), ("Fits", "fits")]
-AS_PLANNED = "as planned"
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What one page looks at: the chosen model or repository, what the list shows, the words looked for, what
-    is to be confirmed ("act ref"), and whether what the hub found is shown in place of the list."""
-
-    ref: str = ""
-    shown: str = "all"
-    words: str = ""
-    asking: str = ""
-    is_hub: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """How a model is to be loaded, in the order of the page's components; empty where the plan decides. What
-    the page has not drawn yet comes as None."""
-
-    ctx: float | None = None
-    slots: float | None = None
-    kv: str = AS_PLANNED
-    aim: str = AS_PLANNED
-    split: str = AS_PLANNED
-    gpu_layers: float | None = None
-    gpu: str = ""
-    draft: str = ""
-    lora: str = ""
-
-    def values(self) -> dict[str, Any]:
-        """The settings that they stand for. Raises UsageError for figures that are no whole numbers."""
-        found: dict[str, Any] = {}
-        for name in ("ctx", "slots", "gpu_layers"):
-            number = getattr(self, name)
-            if number is not None:
-                if number != int(number) or number < 0:
-                    raise UsageError(f"{name} is {number:g}.", hint="Give a whole number from 0 up.")
-                found[name] = int(number)
-        for name in ("kv", "aim", "split"):
-            if getattr(self, name) not in (AS_PLANNED, None):
-                found[name] = getattr(self, name)
-        for name in ("gpu", "lora"):
-            parts = [part.strip() for part in (getattr(self, name) or "").split(",") if part.strip()]
-            if parts:
-                found[name] = parts
-        draft = (self.draft or "").strip()
-        return found | ({"draft": draft} if draft else {})
-
-
-def fields_of(kept: dict[str, Any]) -> list[Any]:
-    """The fields as they show what is kept for a model."""
-    return [
-        kept.get("ctx") or None,
-        kept.get("slots") or None,
-        kept.get("kv", AS_PLANNED),
-        kept.get("aim", AS_PLANNED),
-        kept.get("split", AS_PLANNED),
-        kept.get("gpu_layers"),
-        ", ".join(kept.get("gpu", ())),
-        kept.get("draft", ""),
-        ", ".join(kept.get("lora", ())),
-    ]
+KEPT = '<p class="quiet">Kept for this model.</p>'
 
 
 class Desk:
-    """The handlers; they block, so gradio runs them in threads of their own."""
+    """The handlers. Those that draw block, so gradio runs them in threads of their own."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, works: Works) -> None:
         self.service = service
+        self.works = works
+        self.sight = Sight(service, works)
+        self.turns = Turns()
 
-    @property
-    def shelf(self) -> Shelf:
-        return self.service.shelf
+    # Looking -------------------------------------------------------------------------------------
 
-    def listed(self, look: Look) -> str:
-        """The list as HTML, or what the hub has for the words."""
-        try:
-            if look.is_hub:
-                return models_view.hits(self.shelf.search(look.words), look.words)
-            entries = self.shelf.entries()
-        except Exception as error:  # the page's border
-            return notice(as_problem(error))
-        return models_view.entries(entries, chosen=look.ref, shown=look.shown, words=look.words)
-
-    def detail(self, look: Look, *fields: Any) -> str:
-        """The chosen model or repository as HTML."""
-        try:
-            return self._detail(look, Fields(*fields).values() if fields else None)
-        except Exception as error:  # the page's border
-            return notice(as_problem(error))
-
-    def _detail(self, look: Look, values: dict[str, Any] | None) -> str:
-        if not look.ref:
-            return models_view.NOTHING
-        shelf = self.shelf
-        downloads = {each.ref: each for each in shelf.downloads.all()}
-        loaded = self._loaded()
-        if look.ref.startswith("hf:"):
-            found = shelf.repo(look.ref)
-            fit = shelf.fit(look.ref, values)
-            here = {card: card for card in self._here()}
-            return models_view.repo(
-                found,
-                fit,
-                shelf.hardware(),
-                downloads=downloads,
-                here=here,
-                loaded=loaded,
-                asking=look.asking,
-            )
-        entry = shelf.entry(look.ref)
-        if entry is None:
-            return models_view.NOTHING
-        return models_view.model(
-            entry,
-            self._fit(look.ref, entry.fit, values),
-            shelf.hardware(),
-            downloads=downloads,
-            loaded=loaded,
-            asking=look.asking,
-        )
-
-    def _fit(self, ref: str, usual: Fit | None, values: dict[str, Any] | None) -> Fit | None:
-        return usual if usual is None else self.shelf.fit(ref, values)
-
-    def _loaded(self) -> list[str]:
-        """References of what is in memory, however it is named."""
-        return [name for model in self.service.loaded() for name in (model.id, model.ref)]
-
-    def _here(self) -> list[str]:
-        return [file.ref for entry in self.shelf.entries() for file in entry.model.files if file.local]
-
-    # Pressed buttons: values for look, list, detail, notice, and the fields of how it is loaded ------
-
-    async def press(self, press: str, look: Look, *fields: Any) -> AsyncGenerator[list[Any], None]:
-        """One of the drawn buttons."""
-        act, ref = drawn.pressed(press)
-        keep = [gr.skip()] * len(fields)
-        try:
-            if act == "open":
-                look = replace(look, ref=ref, asking="")
-                shown = fields_of(await asyncio.to_thread(self.shelf.kept_settings, ref))
-                yield [look, gr.skip(), '<p class="quiet">Looking…</p>', "", *shown]
-                detail = await asyncio.to_thread(self.detail, look, *shown)
-                yield [look, await asyncio.to_thread(self.listed, look), detail, "", *shown]
-                return
-            if act == "load":
-                async for said in self._load(look, ref, fields):
-                    yield [look, gr.skip(), gr.skip(), said, *keep]
-            else:
-                look = await self._do(act, ref, look)
-            problem = ""
-        except Exception as error:  # the page's border
-            problem = notice(as_problem(error))
-        detail = await asyncio.to_thread(self.detail, look, *fields)
-        is_list_changed = act in ("load", "unload", "delete-yes")
-        found = await asyncio.to_thread(self.listed, look) if is_list_changed else gr.skip()
-        yield [look, found, detail, problem, *keep]
-
-    async def _do(self, act: str, ref: str, look: Look) -> Look:
-        """What needs no telling while it goes on. Raises what it raised."""
-        downloads, shelf = self.shelf.downloads, self.shelf
-        match act:
-            case "download":
-                if self._must_ask(ref):
-                    return replace(look, asking=f"download {ref}")
-                downloads.start(ref)
-            case "download-yes":
-                downloads.start(ref)
-            case "pause":
-                downloads.pause(ref)
-            case "cancel":
-                await asyncio.to_thread(downloads.cancel, ref)
-            case "delete":
-                return replace(look, asking=f"delete {ref}")
-            case "delete-yes":
-                await self.service.unload(ref)
-                await asyncio.to_thread(shelf.remove, ref)
-            case "unload":
-                await self.service.unload(ref)
-        return replace(look, asking="")
-
-    def _must_ask(self, ref: str) -> bool:
-        entry = self.shelf.entry(ref.partition(":")[0])
-        return bool(entry and entry.model.listed and entry.model.listed.must_accept)
-
-    async def _load(self, look: Look, ref: str, fields: tuple[Any, ...]) -> AsyncGenerator[str, None]:
-        """Load a model with the fields' settings, which are kept for it."""
-        values = Fields(*fields).values()
-        name = look.ref if not look.ref.startswith("hf:") else ref
-        if values != await asyncio.to_thread(self.shelf.kept_settings, name):
-            await asyncio.to_thread(self.shelf.keep_settings, name, values)
-        async for state in picker.load(self.service, ref):
-            yield f'<p class="quiet">Loading {state.progress:.0%}</p>' if state.state == "loading" else ""
-
-    async def refresh(self, look: Look, *fields: Any) -> list[Any]:
-        """Values for list and detail while a download goes on, else nothing new."""
-        if not any(each.state in ("running", "waiting") for each in self.shelf.downloads.all()):
-            return [gr.skip(), gr.skip()]
-        if look.ref.startswith("hf:"):
-            return [gr.skip(), gr.skip()]  # drawing it asks the hub
-        return [gr.skip(), await asyncio.to_thread(self.detail, look, *fields)]
+    def open(self, look: Look, *fields: Any) -> list[Any]:
+        """The tab was opened. Values for list, detail, files, now and notice."""
+        self.service.shelf.downloads.find_begun()
+        return [self.sight.listed(look), *self.redraw(look, *fields)[:2], self.sight.now(look), ""]
 
     def find(self, words: str | None, shown: str, look: Look) -> list[Any]:
         """Other words or another part of the list. Values for look and list."""
         look = replace(look, words=words or "", shown=shown, is_hub=False)
-        return [look, self.listed(look)]
+        return [look, self.sight.listed(look)]
 
-    def find_on_hub(self, words: str | None, look: Look) -> list[Any]:
+    def find_on_hub(self, words: str | None, look: Look) -> Generator[list[Any], None, None]:
+        """The same words on the hub. Yields values for look and list."""
         look = replace(look, words=words or "", is_hub=bool(words and words.strip()))
-        return [look, self.listed(look)]
+        if look.is_hub:
+            yield [look, models_view.ASKING_HUB]
+        yield [look, self.sight.listed(look)]
+
+    def redraw(self, look: Look, *fields: Any) -> list[Any]:
+        """Other load settings. Values for detail, files and notice."""
+        try:
+            values = Fields(*fields).values()
+        except NemoLocalError as error:
+            return [gr.skip(), gr.skip(), notice(as_problem(error))]
+        return [*self.sight.chosen(look, values), ""]
+
+    async def refresh(self, request: gr.Request, look: Look, seen: object, *fields: Any) -> list[Any]:
+        """What has changed by itself, unless the person has done something meanwhile, which shows more.
+        Values for seen, list, detail, files and now."""
+        turn, skipped = self.turns.now(request), [gr.skip()] * 5
+        try:
+            shown = await asyncio.to_thread(self._refreshed, look, seen, fields)
+        except Exception as error:  # the page's border; whoever caused it was told already
+            as_problem(error)
+            return skipped
+        return shown if shown and self.turns.now(request) == turn else skipped
+
+    def _refreshed(self, look: Look, seen: object, fields: tuple[Any, ...]) -> list[Any]:
+        state = self.sight.state()
+        if state != seen:
+            detail, files, _ = self.redraw(look, *fields)
+            return [state, self.sight.listed(look), detail, files, self.sight.now(look)]
+        if not self.sight.is_moving():
+            return []
+        files = self.sight.files(look, Fields(*fields).values())
+        return [gr.skip(), gr.skip(), gr.skip(), files, self.sight.now(look)]
+
+    # Pressed buttons: values for look, list, detail, files, now, notice, picker, and the fields -----
+
+    async def press(
+        self, request: gr.Request, press: str, look: Look, *fields: Any
+    ) -> AsyncGenerator[list[Any], None]:
+        """One of the drawn buttons. What it shows is left out where another was pressed meanwhile."""
+        act, ref = drawn.pressed(press)
+        turn = self.turns.next(request)
+        keep = [gr.skip()] * len(fields)
+        try:
+            if act in ("open", "close"):
+                look = replace(look, ref=ref, file="", asking="")
+                keep = fields_of(await asyncio.to_thread(self._kept, ref))
+                if ref.startswith("hf:"):
+                    yield [look, gr.skip(), models_view.ASKING_HUB, "", gr.skip(), "", gr.skip(), *keep]
+                found = await asyncio.to_thread(self.sight.listed, look)
+                detail, files, said = await asyncio.to_thread(self.redraw, look, *keep)
+                shown = [look, found, detail, files, gr.skip(), said, gr.skip(), *keep]
+            elif act == "file":
+                look = replace(look, file="" if look.file == ref else ref, asking="")
+                detail, files, said = await asyncio.to_thread(self.redraw, look, *fields)
+                shown = [look, gr.skip(), detail, files, gr.skip(), said, gr.skip(), *keep]
+            else:
+                shown = [*await self._acted(act, ref, look, fields), *keep]
+        except Exception as error:  # the page's border
+            problem = notice(as_problem(error))
+            shown = [look, gr.skip(), gr.skip(), gr.skip(), self.sight.now(look), problem, gr.skip(), *keep]
+        if self.turns.now(request) == turn:
+            yield shown
+
+    async def _acted(self, act: str, ref: str, look: Look, fields: tuple[Any, ...]) -> list[Any]:
+        look = await self._do(act, ref, look, fields)
+        is_load = act in ("load", "load-kept", "reload")
+        chat = await asyncio.to_thread(picker.showing, self.service, ref) if is_load else gr.skip()
+        files = await asyncio.to_thread(self.sight.files, look, Fields(*fields).values())
+        return [look, gr.skip(), gr.skip(), files, self.sight.now(look), "", chat]
+
+    async def _do(self, act: str, ref: str, look: Look, fields: tuple[Any, ...]) -> Look:
+        """Begin what was asked for, or ask whether it is meant. Raises what beginning raised."""
+        downloads = self.service.shelf.downloads
+        if act in ("delete", "cancel") or (act == "download" and must_accept(ref)):
+            return replace(look, asking=f"{act} {ref}")
+        match act:
+            case "download" | "download-yes":
+                downloads.start(ref)
+            case "pause":
+                downloads.pause(ref)
+            case "cancel-yes":
+                await asyncio.to_thread(downloads.cancel, ref)
+            case "load" | "reload":
+                values = Fields(*fields).values()
+                if values != await asyncio.to_thread(self._kept, look.ref):
+                    await asyncio.to_thread(self._keep, look.ref, values)
+                self._begin("load", ref, is_again=act == "reload")
+            case "load-kept":
+                self._begin("load", ref)
+            case "unload":
+                self._begin("unload", ref)
+            case "delete-yes":
+                self._begin("delete", ref)
+            case "clear":
+                self.works.clear(ref)
+        return replace(look, asking="")
+
+    def _begin(self, what: What, ref: str, *, is_again: bool = False) -> None:
+        async def job() -> None:
+            if what != "load" or is_again:
+                await self.service.unload(ref)
+            if what == "load":
+                await self.service.load(ref)
+            if what == "delete":
+                await asyncio.to_thread(self.service.shelf.remove, ref)
+
+        self.works.begin(Work(what, ref, picker.name_of(self.service, ref)), job)
+
+    # Load settings and files ---------------------------------------------------------------------
+
+    def _kept(self, ref: str) -> dict[str, Any]:
+        """What is kept for a model, or for the one of its files that has settings of its own."""
+        if not ref:
+            return {}
+        shelf, id = self.service.shelf, listed_id(ref)
+        found = (shelf.kept_settings(each) for each in (*self.sight.here(id), id))
+        return next(filter(None, found), {})
+
+    def _keep(self, ref: str, values: dict[str, Any]) -> None:
+        """Keep load settings for a model as a whole, in place of those of single files."""
+        shelf, id = self.service.shelf, listed_id(ref)
+        for each in self.sight.here(id):
+            shelf.keep_settings(each, {})
+        shelf.keep_settings(id, values)
+
+    def keep(self, look: Look, *fields: Any) -> list[Any]:
+        """Keep the fields for the chosen model. Values for detail, files and notice."""
+        try:
+            if not look.ref:
+                raise UsageError("No model is chosen.", hint="Choose one of the list.")
+            self._keep(look.ref, Fields(*fields).values())
+        except Exception as error:  # the page's border
+            return [gr.skip(), gr.skip(), notice(as_problem(error))]
+        return [*self.redraw(look, *fields)[:2], KEPT]
+
+    def forget(self, look: Look) -> list[Any]:
+        """Values for detail, files, notice and the fields."""
+        fields = fields_of({})
+        try:
+            if look.ref:
+                self._keep(look.ref, {})
+        except Exception as error:  # the page's border
+            return [gr.skip(), gr.skip(), notice(as_problem(error)), *fields]
+        return [*self.redraw(look, *fields), *fields]
 
     def import_(self, path: str | None, look: Look) -> list[Any]:
-        """Values for path, look, list, detail and notice."""
+        """Add a file where it lies. Values for path, look, list, detail, files and notice."""
         try:
             if not path or not path.strip():
                 raise UsageError("No path was given.", hint="Write the path of a .gguf file.")
-            ref = self.shelf.import_path(path.strip())
+            ref = self.service.shelf.import_path(path.strip().strip("\"'"))
         except Exception as error:  # the page's border
-            return [gr.skip(), look, gr.skip(), gr.skip(), notice(as_problem(error))]
-        look = replace(look, ref=ref.partition(":")[0], is_hub=False)
-        return ["", look, self.listed(look), self.detail(look), ""]
-
-    def keep(self, look: Look, *fields: Any) -> list[Any]:
-        """Keep the fields for the chosen model. Values for detail and notice."""
-        try:
-            self.shelf.keep_settings(look.ref, Fields(*fields).values())
-        except NemoLocalError as error:
-            return [gr.skip(), notice(as_problem(error))]
-        return [self.detail(look, *fields), '<p class="quiet">Kept for this model.</p>']
-
-    def forget(self, look: Look) -> list[Any]:
-        """Values for detail, notice and the fields."""
-        if look.ref:
-            self.shelf.keep_settings(look.ref, {})
-        return [self.detail(look), "", *fields_of({})]
+            return [gr.skip(), look, gr.skip(), gr.skip(), gr.skip(), notice(as_problem(error))]
+        look = replace(look, ref=self.sight.listed_as(ref), file="", asking="", is_hub=False)
+        return ["", look, self.sight.listed(look), *self.sight.chosen(look, None), ""]
 
 
-def build(service: Service, opened: gr.Button) -> gr.Timer:
-    """Draw the tab and wire it; it is filled when `opened` is pressed. Returns the timer that is to run while
-    it is seen."""
-    desk = Desk(service)
-    look = gr.State(Look())
+@dataclass(frozen=True, slots=True)
+class View:
+    """The tab's components."""
+
+    look: gr.State
+    seen: gr.State
+    words: gr.Textbox
+    shown: gr.Radio
+    on_hub: gr.Button
+    found: gr.Markdown
+    path: gr.Textbox
+    add: gr.Button
+    now: gr.Markdown
+    said: gr.Markdown
+    detail: gr.Markdown
+    files: gr.Markdown
+    presses: gr.Textbox
+    fields: list[gr.components.Component]
+    keep: gr.Button
+    usual: gr.Button
+
+
+def build(service: Service, works: Works, opened: gr.Button, chat_picker: gr.Dropdown) -> gr.Timer:
+    """Draw the tab and wire it; it is filled when `opened` is pressed. A model that is loaded becomes the one
+    of the chat's picker. Returns the timer that is to run while the tab is seen."""
+    view, desk = _draw(), Desk(service, works)
+    timer = gr.Timer(REFRESH_EVERY_S, active=False)
+    _wire_looks(desk, view, opened, timer)
+    _wire_acts(desk, view, chat_picker)
+    return timer
+
+
+def _draw() -> View:
+    look, seen = gr.State(Look()), gr.State(())
+    now = drawn.html(elem_id="models-now")
     with gr.Row(elem_id="models-body"):
         with gr.Column(elem_id="models-list-side", scale=2):
             words = gr.Textbox(
-                label="Look for", placeholder="nemotron, code, 8b …", elem_id="models-words", container=False
-            )
+                label="Look for models", placeholder="nemotron, code, 8b, OWNER/REPO …",
+                elem_id="models-words", show_label=False, container=False,
+            )  # fmt: skip
             with gr.Row(elem_id="models-narrow"):
                 shown = gr.Radio(SHOWN, value="all", label="Show", show_label=False, container=False)
                 on_hub = gr.Button("Look on the hub", size="sm", elem_id="models-on-hub")
             found = drawn.html(elem_id="models-list")
             with gr.Row(elem_id="models-import"):
                 path = gr.Textbox(
-                    label="A .gguf file on this machine", placeholder="/path/to/model.gguf", container=False
-                )
+                    label="A .gguf file on this machine", placeholder="/path/to/model.gguf", show_label=False,
+                    container=False,
+                )  # fmt: skip
                 add = gr.Button("Add", size="sm")
         with gr.Column(elem_id="models-detail-side", scale=3):
             said = drawn.html(elem_id="models-said")
             detail = drawn.html(models_view.NOTHING, elem_id="models-detail")
-            presses = drawn.presses("models-presses")
             with gr.Accordion("How it is loaded", open=False, elem_id="models-settings"):
-                fields = _draw_fields()
+                fields = load_fields.draw()
                 with gr.Row():
-                    kept = gr.Button("Keep for this model", size="sm")
+                    keep = gr.Button("Keep for this model", size="sm")
                     usual = gr.Button("Let the plan decide", size="sm")
-    quietly: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-    presses.change(
-        desk.press,
-        [presses, look, *fields],
-        [look, found, detail, said, *fields],
-        concurrency_limit=16,
-        **quietly,
+            files = drawn.html(elem_id="models-files")
+            presses = drawn.presses("models-presses")
+    return View(
+        look, seen, words, shown, on_hub, found, path, add, now, said, detail, files, presses, fields, keep,
+        usual,
+    )  # fmt: skip
+
+
+def _in_turn(desk: Desk, act: Callable[..., Any]) -> Callable[..., Any]:
+    """An act of the person's, which counts more than what has changed by itself."""
+
+    def acting(request: gr.Request, *values: Any) -> Any:
+        desk.turns.next(request)
+        return act(*values)
+
+    return acting
+
+
+_quietly: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+
+
+def _wire_looks(desk: Desk, view: View, opened: gr.Button, timer: gr.Timer) -> None:
+    shown = [view.detail, view.files, view.said]
+    on_hub = gr.on(
+        [view.words.submit, view.on_hub.click],
+        desk.find_on_hub,
+        [view.words, view.look],
+        [view.look, view.found],
+        **_quietly,
     )
     gr.on(
-        [words.change, shown.change],
+        [view.words.change, view.shown.change],
         desk.find,
-        [words, shown, look],
-        [look, found],
+        [view.words, view.shown, view.look],
+        [view.look, view.found],
         trigger_mode="always_last",
-        **quietly,
+        cancels=on_hub,
+        **_quietly,
     )
-    gr.on([words.submit, on_hub.click], desk.find_on_hub, [words, look], [look, found], **quietly)
-    opened.click(desk.listed, look, found, **quietly)
-    gr.on([add.click, path.submit], desk.import_, [path, look], [path, look, found, detail, said], **quietly)
-    changes = [field.change for field in fields]  # type: ignore[attr-defined]
-    gr.on(changes, desk.detail, [look, *fields], detail, trigger_mode="always_last", **quietly)
-    kept.click(desk.keep, [look, *fields], [detail, said], **quietly)
-    usual.click(desk.forget, look, [detail, said, *fields], **quietly)
-    timer = gr.Timer(REFRESH_EVERY_S, active=False)
-    timer.tick(desk.refresh, [look, *fields], [found, detail], queue=False, **quietly)
-    return timer
+    opened.click(
+        desk.open,
+        [view.look, *view.fields],
+        [view.found, view.detail, view.files, view.now, view.said],
+        **_quietly,
+    )
+    # Of a text, gradio tells an input before it has its new value.
+    edits = [f.change if isinstance(f, gr.Textbox) else f.input for f in view.fields]  # type: ignore[attr-defined]
+    redraw = _in_turn(desk, desk.redraw)
+    gr.on(edits, redraw, [view.look, *view.fields], shown, trigger_mode="always_last", **_quietly)
+    timer.tick(
+        desk.refresh,
+        [view.look, view.seen, *view.fields],
+        [view.seen, view.found, view.detail, view.files, view.now],
+        **_quietly,
+    )
 
 
-def _draw_fields() -> list[gr.components.Component]:
-    with gr.Row():
-        ctx = gr.Number(label="Context", info="Tokens. Empty: as planned.", precision=0, minimum=0)
-        slots = gr.Number(label="Answers at a time", info="Empty: as planned.", precision=0, minimum=0)
-        layers = gr.Number(label="Layers on the GPUs", info="Empty: all that fit.", precision=0, minimum=0)
-    with gr.Row():
-        kv = gr.Dropdown([AS_PLANNED, "f16", "q8_0", "q4_0"], value=AS_PLANNED, label="KV cache")
-        aim = gr.Dropdown([AS_PLANNED, "balanced", "quality", "speed"], value=AS_PLANNED, label="Aim")
-        split = gr.Dropdown([AS_PLANNED, "layer", "tensor"], value=AS_PLANNED, label="Split over GPUs")
-    with gr.Row():
-        gpu = gr.Textbox(label="GPUs", info="Numbers or UUIDs, with commas. Empty: all.")
-        draft = gr.Textbox(label="Draft model", info="A small model that guesses ahead; off for none.")
-        lora = gr.Textbox(label="LoRA adapters", info="FILE or FILE:SCALE, with commas.")
-    return [ctx, slots, kv, aim, split, layers, gpu, draft, lora]
+def _wire_acts(desk: Desk, view: View, chat_picker: gr.Dropdown) -> None:
+    shown = [view.detail, view.files, view.said]
+    view.presses.change(
+        desk.press,
+        [view.presses, view.look, *view.fields],
+        [view.look, view.found, view.detail, view.files, view.now, view.said, chat_picker, *view.fields],
+        trigger_mode="multiple",
+        concurrency_limit=16,
+        **_quietly,
+    )
+    gr.on(
+        [view.add.click, view.path.submit],
+        _in_turn(desk, desk.import_),
+        [view.path, view.look],
+        [view.path, view.look, view.found, *shown],
+        **_quietly,
+    )
+    view.keep.click(_in_turn(desk, desk.keep), [view.look, *view.fields], shown, **_quietly)
+    view.usual.click(_in_turn(desk, desk.forget), view.look, [*shown, *view.fields], **_quietly)

@@ -1,35 +1,43 @@
-"""How the Models tab looks: the list, one model with its files and its plan, what the hub has. Pure HTML from
+"""How the Models tab looks: the list, what the hub has, one model with its plan and its files. Pure HTML from
 values; must not know gradio."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from nemolocal import units
 from nemolocal.downloads import Download
 from nemolocal.hardware import Hardware
-from nemolocal.models import catalog
 from nemolocal.models.catalog import CatalogModel
 from nemolocal.models.fits import Fit
 from nemolocal.models.hub import SearchHit
 from nemolocal.models.overview import ListedFile
-from nemolocal.shelf import Entry, Proposal, Repo, best_file
-from nemolocal.ui import drawing
+from nemolocal.shelf import Entry, Repo
+from nemolocal.ui import drawing, now_view
 from nemolocal.ui.drawing import button, text
+from nemolocal.ui.works import Work
 
-COLOURS = {"green": "fits", "amber": "with limits", "red": "does not fit"}
+COLOURS = {"green": "Fits", "amber": "With limits", "red": "Does not fit"}
 N_QUANTS_SHOWN = 4
 NOTHING = '<p class="quiet">Choose a model to see what would run here, and why.</p>'
+LOOKING = '<p class="quiet">Looking…</p>'
+ASKING_HUB = '<p class="quiet">Asking the hub…</p>'
 
 
-def entries(found: Sequence[Entry], *, chosen: str, shown: str = "all", words: str = "") -> str:
-    """The list of models, those on this machine first. `shown` is "all", "here" or "fits"."""
+# The list -----------------------------------------------------------------------------------------
+
+
+def entries(
+    found: Sequence[Entry], *, chosen: str, shown: str = "all", words: str = "", loaded: Sequence[str] = ()
+) -> str:
+    """The list of models, those on this machine first. `shown` is "all", "here" or "fits", `loaded` are the
+    references of what is in memory."""
     kept = [entry for entry in found if _is_shown(entry, shown) and _matches(entry, words)]
     kept.sort(key=lambda entry: not _is_here(entry))
     if not kept:
         return '<p class="quiet">No model of the list is like that. The hub may have one.</p>'
-    return f'<div class="rows">{"".join(_entry(entry, chosen) for entry in kept)}</div>'
+    return f'<div class="rows">{"".join(_entry(entry, chosen, loaded) for entry in kept)}</div>'
 
 
 def _is_shown(entry: Entry, shown: str) -> bool:
@@ -50,25 +58,26 @@ def _matches(entry: Entry, words: str) -> bool:
     return all(word in about.casefold() for word in words.casefold().split())
 
 
-def _entry(entry: Entry, chosen: str) -> str:
+def _entry(entry: Entry, chosen: str, loaded: Sequence[str]) -> str:
     model, fit = entry.model, entry.fit
     grade = fit.grade if fit else "red"
     words = fit.words if fit else "unusable"
-    here = "here" if _is_here(entry) else ""
+    mark = "here" if _is_here(entry) else ""
+    if any(file.ref in loaded for file in model.files):
+        mark = "loaded"
     tags = ", ".join(model.listed.tags) if model.listed else "on this machine"
     return _row(
-        model.id, model.name, grade=grade, left=tags, right=words, mark=here, is_chosen=model.id == chosen
+        model.id, model.name, grade=grade, left=tags, right=words, mark=mark, is_chosen=model.id == chosen
     )
 
 
 def _row(
     ref: str, name: str, *, grade: str, left: str, right: str, mark: str = "", is_chosen: bool = False
 ) -> str:
-    spoken, look = COLOURS.get(grade, ""), "entry chosen" if is_chosen else "entry"
+    look = "entry chosen" if is_chosen else "entry"
     return (
         f'<button type="button" class="{look}" data-act="open" data-ref="{text(ref)}" '
-        f'aria-pressed="{str(is_chosen).lower()}">'
-        f'<span class="dot {grade}" role="img" aria-label="{spoken}"></span>'
+        f'aria-pressed="{str(is_chosen).lower()}">{_dot(grade)}'
         f'<span class="entry-name">{text(name)}</span>'
         f'<span class="entry-mark">{text(mark)}</span>'
         f'<span class="entry-line"><span>{text(left)}</span>'
@@ -76,7 +85,13 @@ def _row(
     )
 
 
-def hits(found: Sequence[SearchHit], words: str) -> str:
+def _dot(grade: str) -> str:
+    if grade not in COLOURS:
+        return '<span class="dot" aria-hidden="true"></span>'
+    return f'<span class="dot {grade}" role="img" aria-label="{COLOURS[grade]}"></span>'
+
+
+def hits(found: Sequence[SearchHit], words: str, *, chosen: str = "") -> str:
     """What a search of the hub found."""
     if not found:
         return f'<p class="quiet">The hub has no GGUF models for “{text(words)}”.</p>'
@@ -88,6 +103,7 @@ def hits(found: Sequence[SearchHit], words: str) -> str:
             left=_quants(hit),
             right=f"{hit.n_downloads:,} downloads",
             mark="terms" if hit.is_gated else "",
+            is_chosen=f"hf:{hit.repo}" == chosen,
         )
         for hit in found
     ]
@@ -101,197 +117,167 @@ def _quants(hit: SearchHit) -> str:
     return f"{shown} and {n_more} more" if n_more > 0 else shown
 
 
-# One model ----------------------------------------------------------------------------------------
+# One model and its plan ---------------------------------------------------------------------------
 
 
-def model(
-    entry: Entry,
-    fit: Fit | None,
-    machine: Hardware,
-    *,
-    downloads: Mapping[str, Download],
-    loaded: Iterable[str],
-    asking: str = "",
-) -> str:
-    """A model of the list. `fit` is that of the settings as they stand in the fields; `asking` is what is to
-    be confirmed, as "act ref"."""
-    listed, best = entry.model.listed, best_file(entry)
-    held = set(loaded)
-    rows = [
-        _file(file, downloads.get(file.ref), held, asking=asking, is_best=file is best, listed=listed)
-        for file in sorted(entry.model.files, key=lambda f: (f is not best, -f.bytes))
-    ]
-    return "".join(
-        [
-            f"<h2>{text(entry.model.name)}</h2>",
-            _facts(listed, entry.model.id),
-            _fit(fit, machine),
-            f'<table class="files"><caption>Files</caption><tbody>{"".join(rows)}</tbody></table>',
-        ]
-    )
+def head(name: str, id: str, listed: CatalogModel | None) -> str:
+    """What a model of the list is."""
+    if listed is None:
+        return _head(name, id, [])
+    size = f"{listed.n_params / 1e9:.3g} B parameters"
+    if listed.n_active_params < listed.n_params:
+        size += f", {listed.n_active_params / 1e9:.2g} B for each token"
+    terms = ", to be accepted before the download" if listed.must_accept else ""
+    about = [listed.maker, size, f"{listed.n_ctx:,} tokens of context", f"licence: {listed.licence}{terms}"]
+    notes = f"<p>{text(listed.notes)}</p>" if listed.notes else ""
+    return _head(name, id, about) + notes
 
 
-def repo(
-    found: Repo,
-    fit: Fit | None,
-    machine: Hardware,
-    *,
-    downloads: Mapping[str, Download],
-    here: Mapping[str, str],
-    loaded: Iterable[str] = (),
-    asking: str = "",
-) -> str:
-    """A repository of the hub; `here` are the references of its files that are on this machine."""
-    held, best = set(loaded), fit.quant if fit else None
+def repo_head(found: Repo) -> str:
+    """What a repository of the hub is."""
     about = ["a repository of the hub", f"licence: {found.licence or 'not named'}"]
     if found.is_gated:
         about.append("its terms are accepted on its page there, and downloads need HF_TOKEN")
     note = f'<p class="warning">{text(found.note)}</p>' if found.note else ""
-    rows = []
-    for choice in found.choices:
-        state: Literal["local", "remote"] = "local" if choice.ref in here else "remote"
-        file = ListedFile(
-            quant=choice.quant, ref=here.get(choice.ref, choice.ref), bytes=choice.bytes, state=state
-        )
-        is_best = choice.quant == best
-        rows.append(_file(file, downloads.get(choice.ref), held, asking=asking, is_best=is_best, listed=None))
+    return _head(found.id, f"hf:{found.id}", about) + note
+
+
+def _head(name: str, id: str, about: Sequence[str]) -> str:
+    told = text(" · ".join(("", *about)))
     return (
-        f"<h2>{text(found.id)}</h2>"
-        f'<p class="quiet"><code>hf:{text(found.id)}</code> · {text(" · ".join(about))}</p>'
-        f"{note}{_fit(fit, machine)}"
-        f'<table class="files"><caption>Files</caption><tbody>{"".join(rows)}</tbody></table>'
+        f'<div class="head">{button("‹ All models", "close", "", kind="back")}<h2>{text(name)}</h2></div>'
+        f'<p class="quiet"><code>{text(id)}</code>{told}</p>'
     )
 
 
-def _facts(listed: CatalogModel | None, id: str) -> str:
-    if listed is None:
-        return f'<p class="quiet"><code>{text(id)}</code></p>'
-    size = f"{listed.n_params / 1e9:.3g} B parameters"
-    if listed.n_active_params < listed.n_params:
-        size += f", {listed.n_active_params / 1e9:.2g} B for each token"
-    about = [listed.maker, size, f"{listed.n_ctx:,} tokens of context", f"licence: {listed.licence}"]
-    notes = f"<p>{text(listed.notes)}</p>" if listed.notes else ""
-    return f'<p class="quiet"><code>{text(id)}</code> · {text(" · ".join(about))}</p>{notes}'
-
-
-def _fit(fit: Fit | None, machine: Hardware) -> str:
-    if fit is None:
-        return '<p class="pill red">Its files cannot be used.</p>'
-    head = f'<p class="pill {fit.grade}"><span class="dot {fit.grade}"></span>{text(fit.words)}</p>'
+def plan(fit: Fit, machine: Hardware) -> str:
+    """How a model would run: the colour, a bar for each device, and the reasons."""
+    head = (
+        f'<p class="pill {fit.grade}"><span class="dot {fit.grade}"></span>'
+        f"{COLOURS[fit.grade]}{f': {text(fit.words)}' if fit.plan else ''}</p>"
+    )
     if fit.plan is None:
         return f"{head}<p>{text(fit.why)}</p>"
-    plan = fit.plan
-    reasons = "".join(f"<li>{text(reason)}</li>" for reason in plan.reasons)
+    reasons = "".join(f"<li>{text(reason)}</li>" for reason in fit.plan.reasons)
     speed = ""
-    if plan.measured_tokens_per_s:
-        speed = f"<li>Measured here: {plan.measured_tokens_per_s:.0f} tokens a second for one answer.</li>"
-    elif plan.tokens_per_s:
-        speed = f"<li>Forecast: about {plan.tokens_per_s:.0f} tokens a second for one answer.</li>"
-    return f'{head}{drawing.bars(plan.bars(machine))}<ul class="reasons">{reasons}{speed}</ul>'
+    if fit.plan.measured_tokens_per_s:
+        speed = (
+            f"<li>Measured here: {fit.plan.measured_tokens_per_s:.0f} tokens a second for one answer.</li>"
+        )
+    if fit.plan.tokens_per_s:
+        speed += f"<li>Forecast: about {fit.plan.tokens_per_s:.0f} tokens a second for one answer.</li>"
+    return f'{head}{drawing.bars(fit.plan.bars(machine))}<ul class="reasons">{reasons}{speed}</ul>'
 
 
-def _file(
-    file: ListedFile,
-    download: Download | None,
-    loaded: set[str],
-    *,
-    asking: str,
-    is_best: bool,
-    listed: CatalogModel | None,
+# Its files ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is known of the files beside themselves: how each would run, the one whose plan is shown and the
+    one that fits best, downloads and works by reference, what is loaded, how far loads are by name, and what
+    is to be confirmed, as "act ref"."""
+
+    fits: Mapping[str, Fit] = field(default_factory=dict)
+    chosen: str = ""
+    best: str = ""
+    downloads: Mapping[str, Download] = field(default_factory=dict)
+    works: Mapping[str, Work] = field(default_factory=dict)
+    loaded: Sequence[str] = ()
+    progress: Mapping[str, float] = field(default_factory=dict)
+    asking: str = ""
+    licence: str = ""
+
+
+def files(
+    found: Sequence[ListedFile], shown: Shown, *, repo: str = "", companions: Sequence[str] = ()
 ) -> str:
-    mark = ' <span class="best">fits best</span>' if is_best else ""
-    is_loaded = file.ref in loaded
-    acts = _acts(file, download, asking=asking, is_loaded=is_loaded, listed=listed)
+    """The files of a model, the best first. `repo` has more of them on the hub; `companions` are others there
+    that are no models."""
+    ordered = sorted(found, key=lambda file: (file.ref != shown.best, -file.bytes))
+    rows = "".join(_file(file, shown) for file in ordered)
+    more = ""
+    if companions:
+        more += f'<p class="quiet">Also there: {text(", ".join(companions[:6]))}.</p>'
+    if repo:
+        more += button("All its files on the hub", "open", f"hf:{repo}", kind="more")
+    heads = "".join(f'<th scope="col">{name}</th>' for name in ("File", "Size", "Here", "State", ""))
     return (
-        f'<tr><th scope="row">{text(file.quant or file.ref)}{mark}</th>'
-        f'<td class="number">{units.size(file.bytes)}</td>'
-        f"<td>{_state(file, download, is_loaded=is_loaded)}</td>"
-        f'<td class="acts">{acts}</td></tr>'
+        f'<table class="files"><caption>Files</caption><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{rows}</tbody></table>{more}"
     )
 
 
-def _state(file: ListedFile, download: Download | None, *, is_loaded: bool) -> str:
-    if download and download.state in ("running", "waiting", "paused", "failed"):
-        return _download(download)
+def _file(file: ListedFile, shown: Shown) -> str:
+    fit, is_chosen = shown.fits.get(file.ref), file.ref == shown.chosen
+    mark = '<span class="best">fits best</span>' if file.ref == shown.best else ""
+    grade = fit.grade if fit else ""
+    pick = (
+        f'<button type="button" class="pick" data-act="file" data-ref="{text(file.ref)}" '
+        f'aria-pressed="{str(is_chosen).lower()}">{_dot(grade)}'
+        f"<span>{text(file.quant or file.ref)}</span></button>"
+    )
+    return (
+        f'<tr class="{"chosen" if is_chosen else ""}"><th scope="row">{pick} {mark}</th>'
+        f'<td class="number">{units.size(file.bytes)}</td>'
+        f'<td class="fit">{text(_in_words(file, fit))}</td>'
+        f"<td>{_state(file, shown)}</td>"
+        f'<td class="acts">{_acts(file, shown)}</td></tr>'
+    )
+
+
+def _in_words(file: ListedFile, fit: Fit | None) -> str:
+    """The fit without the quantization, which stands beside it."""
+    return fit.words.removeprefix(f"{fit.quant}, ") if fit else ""
+
+
+def _state(file: ListedFile, shown: Shown) -> str:
+    work, download = shown.works.get(file.ref), shown.downloads.get(file.ref)
+    if work and work.problem:
+        return f'<span class="problem">{text(work.problem)}</span>'
+    if work:
+        return now_view.doing(work, shown.progress)
     if file.problem:
         return f'<span class="problem">{text(file.problem)}</span>'
     if file.state == "local":
-        return "loaded" if is_loaded else "here"
+        return "loaded" if file.ref in shown.loaded else "here"
+    if download:
+        return now_view.downloading(download)
     if file.state == "partial":
         return f"{file.done_bytes / max(file.bytes, 1):.0%} fetched earlier"
     return ""
 
 
-def _download(download: Download) -> str:
-    share = download.done_bytes / download.total_bytes if download.total_bytes else 0.0
-    bar = drawing.progress(share, f"{share:.0%} of {download.ref}")
-    if download.state == "failed":
-        return f'{bar}<span class="problem">{text(download.problem)}</span>'
-    if download.state == "paused":
-        return f"{bar} paused at {share:.0%}"
-    if download.state == "waiting" or not download.total_bytes:
-        return f"{bar} begins soon"
-    parts = [f"{units.size(download.done_bytes)} of {units.size(download.total_bytes)}"]
-    if download.bytes_per_s:
-        parts.append(f"{units.size(download.bytes_per_s)}/s")
-    if download.left_s is not None:
-        parts.append(f"{units.span_of_time(download.left_s)} left")
-    return f"{bar} {text(', '.join(parts))}"
-
-
-def _acts(
-    file: ListedFile,
-    download: Download | None,
-    *,
-    asking: str,
-    is_loaded: bool,
-    listed: CatalogModel | None,
-) -> str:
-    ref = file.ref
-    if asking == f"delete {ref}":
-        return f"Delete it? {button('Delete', 'delete-yes', ref, kind='danger')}{button('Keep', 'no', ref)}"
-    if asking == f"download {ref}" and listed:
-        accept = button("Accept and download", "download-yes", ref, kind="main")
-        return f"Its licence is {text(listed.licence)}. {accept}{button('No', 'no', ref)}"
-    if download and download.state in ("running", "waiting"):
-        return button("Pause", "pause", ref) + button("Cancel", "cancel", ref)
-    if download and download.state in ("paused", "failed"):
-        return button("Go on", "download-yes", ref, kind="main") + button("Cancel", "cancel", ref)
-    if file.state == "local":
-        load = button("Unload", "unload", ref) if is_loaded else button("Load", "load", ref, kind="main")
-        return ("" if file.problem else load) + button("Delete", "delete", ref)
-    if file.state == "partial":
-        return button("Go on", "download", ref, kind="main") + button("Cancel", "cancel", ref)
-    return button("Download", "download", ref)
-
-
-def proposal(found: Proposal | None, download: Download | None, starter: Download | None = None) -> str:
-    """What to begin with, above the chat; nothing where there is nothing to propose. The downloads are those
-    of the model and of the starter, where there are any."""
-    if found is None:
+def _acts(file: ListedFile, shown: Shown) -> str:
+    ref, of, download = file.ref, file.quant, shown.downloads.get(file.ref)
+    work = shown.works.get(ref)
+    if work and not work.problem:
         return ""
-    if download and download.state == "done":
-        load = button("Load it", "load", found.ref, kind="main")
-        return f'<div class="proposal"><span>{text(found.name)} is here.</span> {load}</div>'
-    if download:
-        again = "" if download.state in ("waiting", "running") else button("Go on", "download-yes", found.ref)
-        return f'<div class="proposal"><span>{text(found.name)}: {_download(download)}</span> {again}</div>'
-    licence = f" Its licence: {found.licence}." if found.must_accept else ""
-    label = "Accept and download" if found.must_accept else "Download"
-    how = f"({found.fit.words}, {units.size(found.size_bytes)} to download)"
-    meanwhile, small = _meanwhile(found, starter)
-    return (
-        f'<div class="proposal"><span><b>{text(found.name)}</b> {text(f"would run here {how}.{licence}")} '
-        f"{meanwhile}</span> {button(label, 'download-yes', found.ref, kind='main')}{small}"
-        f"{button('Others', 'models', '')}{button('Not now', 'dismiss', '')}</div>"
-    )
+    if shown.asking == f"delete {ref}":
+        what, yes = (
+            ("Forget it? Its file stays.", "Forget") if _is_elsewhere(file) else ("Delete it?", "Delete")
+        )
+        return f"{what} {button(yes, 'delete-yes', ref, kind='danger')}{button('Keep', 'no', ref)}"
+    if shown.asking == f"download {ref}":
+        accept = button("Accept and download", "download-yes", ref, kind="main")
+        return f"Its licence is {text(shown.licence)}. {accept}{button('No', 'no', ref)}"
+    if file.state == "local":
+        return _local_acts(file, is_loaded=ref in shown.loaded)
+    if download and download.state != "done":
+        return now_view.download_acts(download, asking=shown.asking)
+    return button("Download", "download", ref, kind="main" if ref == shown.best else "", of=of)
 
 
-def _meanwhile(found: Proposal, starter: Download | None) -> tuple[str, str]:
-    """What is said of the starter, and the button that fetches it."""
-    if found.has_starter or (starter and starter.state == "done"):
-        return "The small starter model answers meanwhile.", ""
-    if starter and starter.state in ("waiting", "running"):
-        return f"The small starter model: {_download(starter)}", ""
-    trouble = f"The small starter model: {_download(starter)}" if starter else "No model is here yet."
-    return trouble, button("A small one first", "download-yes", catalog.STARTER)
+def _local_acts(file: ListedFile, *, is_loaded: bool) -> str:
+    ref, of = file.ref, file.quant
+    remove = button("Forget" if _is_elsewhere(file) else "Delete", "delete", ref, of=of)
+    if file.problem:
+        return remove
+    if is_loaded:
+        return button("Unload", "unload", ref, of=of) + button("Load again", "reload", ref, of=of) + remove
+    return button("Load", "load", ref, kind="main", of=of) + remove
+
+
+def _is_elsewhere(file: ListedFile) -> bool:
+    """Whether it was added where it lies."""
+    return bool(file.local and file.local.pointer)

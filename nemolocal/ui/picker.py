@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import gradio as gr
 
 from nemolocal import units
+from nemolocal.errors import NemoLocalError
 from nemolocal.service import ModelCard, Service, Status
 
 PROGRESS_EVERY_S = 0.2
@@ -29,6 +31,20 @@ def selected(service: Service) -> str | None:
     ids = [id for _, id in choices(service)]
     wanted = (service.status().model, service.config.settings.model)
     return next((ref for ref in wanted if ref in ids), ids[0] if ids else None)
+
+
+def name_of(service: Service, ref: str) -> str:
+    """What the service calls the model of a reference; the reference itself where it knows none."""
+    try:
+        return service.find_model(ref).id
+    except NemoLocalError:
+        return ref
+
+
+def showing(service: Service, ref: str) -> Any:
+    """The picker with this model as the chosen one, where it is one that chats; else as it is."""
+    found, name = choices(service), name_of(service, ref)
+    return gr.Dropdown(choices=found, value=name) if name in [id for _, id in found] else gr.skip()
 
 
 async def load(service: Service, ref: str) -> AsyncGenerator[Status, None]:

@@ -119,7 +119,7 @@ def wire(service: Service, panel: Panel, picker: gr.Dropdown, opened: Callable[.
         return [*restored(service, ref, {}), {}]
 
     opened(show, [picker, panel.kept], panel.fields, **quietly)
-    picker.select(show, [picker, panel.kept], panel.fields, **quietly)
+    picker.change(show, [picker, panel.kept], panel.fields, **quietly)  # the Models tab chooses, too
     panel.reset.click(forget, picker, [*panel.fields, panel.kept], **quietly)
     edits = [field.input for field in panel.fields]  # type: ignore[attr-defined]
     gr.on(edits, keep, [picker, *panel.fields], panel.kept, trigger_mode="always_last", **quietly)
