@@ -21,6 +21,7 @@ from nemolocal.models.shape import (
     LayerShape,
     ModelShape,
     Pooling,
+    kept_activations,
     mamba_activations,
     mamba_state_bytes,
     mlp_activations,
@@ -132,6 +133,7 @@ def derive(header: Header, tensors: Iterable[TensorInfo]) -> ModelShape:
         n_head_max=max(heads.n_head),
         n_ff_max=max(n_ff),
         n_activations_max=_activations(keys, heads, n_ff, n_expert_used),
+        n_activations_kept=_kept_activations(keys, n_ff, n_expert_used),
         n_activations_recurrent=_recurrent_activations(keys),
         head_length=heads.k_length if any(layer.n_embd_k_gqa for layer in layers) else 0,
         n_params=sum(t.n_elements for t in all_tensors),
@@ -308,6 +310,15 @@ def _activations(keys: Keys, heads: _Heads, n_ff: tuple[int, ...], n_expert_used
         if n
     ]
     return max(widths) + per_layer_activations(keys.count("embedding_length_per_layer_input"), n_layer)
+
+
+def _kept_activations(keys: Keys, n_ff: tuple[int, ...], n_expert_used: tuple[int, ...]) -> int:
+    n_ff_expert = keys.per_layer("expert_feed_forward_length", len(n_ff), n_ff)
+    n_embd = keys.count("moe_latent_size") or keys.count("embedding_length")
+    return max(
+        kept_activations(keys.architecture, n_embd_expert=n_embd, n_ff_used=n * ff, n_expert_used=n)
+        for n, ff in zip(n_expert_used, n_ff_expert, strict=True)
+    )
 
 
 def _recurrent_activations(keys: Keys) -> int:

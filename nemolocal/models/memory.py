@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from nemolocal.models import architectures
-from nemolocal.models.shape import UNGATED, LayerShape, ModelShape
+from nemolocal.models.shape import DELTA_NETS, N_EXPERTS_FUSED, UNGATED, LayerShape, ModelShape
 
 KvType = Literal["f16", "q8_0", "q4_0"]
 KvLayout = Literal["shared", "split"]
@@ -41,9 +41,9 @@ HEAD_LENGTH_LEAST: Final = 64
 
 _BLOCK_BYTES: Final = {"f16": 64, "q8_0": 34, "q4_0": 18}  # of KV_BLOCK elements
 _ACTIVATION_RESERVE: Final = 1.065  # what the allocator loses between tensors of unlike size
-_RECURRENT_RESERVE: Final = 1.05
-_SMALL_BYTES: Final = 1 << 20  # positions, indices and other inputs
-_EXPERTS_RESERVE: Final = 1.4  # on a GPU, where the shared experts are computed beside the chosen ones
+_SCAN_RESERVE: Final = 1.07  # the same between the tensors of a Mamba block, a gated delta net's
+_DELTA_RESERVE: Final = 1.02
+_SMALL_BYTES: Final = 3 << 18  # positions, indices and other inputs
 _N_PIPELINE_COPIES: Final = 4  # GGML_SCHED_MAX_COPIES
 
 
@@ -115,28 +115,41 @@ def compute_bytes(shape: ModelShape, load: Load, *, is_gpu: bool) -> int:
     attention over a quantized cache keeps an f16 copy of one block's keys and values (ggml-cuda/fattn.cu).
     The factors were fitted to what llama.cpp reserves for the catalogue's shapes, on a CPU and on a GPU.
     """
-    largest_state = max((layer.state_bytes for layer in shape.layers), default=0)
     n_embd_q = max(shape.n_head_max * shape.head_length, shape.n_embd)
-    n_copied, n_feed_forward = 0, shape.n_activations_max
+    n_copied, n_beside, n_feed_forward = 0, 0, shape.n_activations_max
+    if is_gpu and not shape.pooling:  # the embedded batch lies among its inputs; seen with those that write
+        n_feed_forward += shape.n_activations_kept - shape.n_embd
     if load.kv_type != "f16":
         if is_gpu:
             rows = (_n_cells(x, load) * (x.n_embd_k_gqa + x.n_embd_v_gqa) for x in shape.layers)
             n_copied = max(rows, default=0)
-        elif shape.n_head_max * shape.head_length == shape.n_embd and not (shape.n_expert or largest_state):
+            # Where that copy was, the experts' outputs do not all fit; fitted.
+            n_beside = shape.n_expert_used * shape.n_embd if shape.n_expert_used <= N_EXPERTS_FUSED else 0
+        elif shape.n_head_max * shape.head_length == shape.n_embd and not (
+            shape.n_expert or shape.state_bytes
+        ):
             n_feed_forward -= shape.n_embd  # turned queries and keys leave one tensor less alive
-    reserve = _EXPERTS_RESERVE if is_gpu and shape.n_expert else _ACTIVATION_RESERVE
     n_logits = 0 if shape.architecture in architectures.ENCODERS else shape.n_vocab * n_outputs(shape, load)
     if is_gpu and not shape.pooling:
         n_logits *= 2  # picking the candidates there takes a padded copy (llama-graph.cpp, build_sampling)
     activations = max(
-        reserve * 4 * load.n_tokens * n_feed_forward,
-        _RECURRENT_RESERVE
-        * (4 * load.n_tokens * shape.n_activations_recurrent + load.n_slots * largest_state),
-        4 * load.n_tokens * 5 * n_embd_q + 2 * n_copied,
+        _ACTIVATION_RESERVE * 4 * load.n_tokens * n_feed_forward,
+        _recurrent_bytes(shape, load),
+        4 * load.n_tokens * (5 * n_embd_q + n_beside) + 2 * n_copied,
     )
     scores = _score_bytes(shape, load) if is_gpu else 0
-    logits = (_ACTIVATION_RESERVE if shape.pooling else 1) * 4 * (n_logits + shape.n_embd * load.n_tokens)
+    n_logits += shape.n_embd * (load.n_tokens + n_outputs(shape, load))
+    logits = (_ACTIVATION_RESERVE if shape.pooling else 1) * 4 * n_logits
     return round(max(activations + mask_bytes(shape, load) + scores, logits)) + _SMALL_BYTES
+
+
+def _recurrent_bytes(shape: ModelShape, load: Load) -> float:
+    """What a recurrent block holds at once: its activations, and the new state of each sequence; a gated
+    delta net the old one too (models/mamba-base.cpp and delta-net-base.cpp)."""
+    state_bytes = load.n_slots * max((layer.state_bytes for layer in shape.layers), default=0)
+    is_delta = shape.architecture in DELTA_NETS
+    n_bytes = 4 * load.n_tokens * shape.n_activations_recurrent + (2 if is_delta else 1) * state_bytes
+    return (_DELTA_RESERVE if is_delta else _SCAN_RESERVE) * n_bytes
 
 
 def n_outputs(shape: ModelShape, load: Load) -> int:
@@ -154,11 +167,12 @@ def _score_bytes(shape: ModelShape, load: Load) -> int:
 
 
 def mask_bytes(shape: ModelShape, load: Load) -> int:
-    """The attention mask in f16, one for each size of cache (llama-graph.cpp)."""
-    n_cells = {_n_cells(layer, load) for layer in shape.layers if layer.n_embd_k_gqa}
-    if shape.architecture in architectures.ENCODERS:  # they look at the batch, not at a cache
-        n_cells = {load.n_tokens}
-    return 2 * load.n_tokens * sum(n_cells)
+    """The attention mask in f16, and a second one where some blocks have a window, however many cells that
+    leaves (llama-graph.cpp). Encoders look at the batch, not at a cache."""
+    windows = {layer.n_swa: _n_cells(layer, load) for layer in shape.layers if layer.n_embd_k_gqa}
+    if shape.architecture in architectures.ENCODERS:
+        windows = {0: load.n_tokens}
+    return 2 * load.n_tokens * sum(windows.values())
 
 
 def pipeline_bytes(shape: ModelShape, load: Load) -> int:

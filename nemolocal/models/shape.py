@@ -19,6 +19,9 @@ Pooling = Literal["", "mean", "cls", "last", "rank"]
 UNGATED = frozenset({"nemotron", "nemotron_h", "nemotron_h_moe"})
 """Architectures whose feed-forward blocks have no gate: squared ReLU, so two matrices and not three."""
 
+N_EXPERTS_FUSED = 15
+"""Experts of a token whose outputs CUDA adds in one go (ggml-cuda.cu)."""
+
 DELTA_NETS = frozenset({"qwen35", "qwen35moe", "qwen3next"})
 """Architectures whose recurrent blocks are gated delta nets, and whose queries come with a gate as wide."""
 
@@ -65,8 +68,9 @@ class ModelShape:
     in llama.cpp's layer numbers.
 
     `n_head_max` and `n_ff_max` are the largest of any layer; `n_activations_max` is the number of float32
-    elements that the widest feed-forward block holds of one token at once, `n_activations_recurrent` that
-    of a recurrent block. `head_length` is that of keys (0 when there is no attention).
+    elements that the widest feed-forward block holds of one token at once, `n_activations_kept` those that a
+    GPU holds beside them, `n_activations_recurrent` those of a recurrent block. `head_length` is that of keys
+    (0 when there is no attention).
 
     `is_assumed` marks a stand-in for a shape that is not known yet. `reads_whole` says that a model with a
     `pooling` needs each input whole in one batch, since its tokens see those after them or all of them are
@@ -86,6 +90,7 @@ class ModelShape:
     n_head_max: int = 0
     n_ff_max: int = 0
     n_activations_max: int = 0
+    n_activations_kept: int = 0
     n_activations_recurrent: int = 0
     head_length: int = 0
     n_params: int = 0
@@ -210,6 +215,15 @@ def moe_activations(
     return n + (4 if architecture in DELTA_NETS else 5) * n_embd
 
 
+def kept_activations(architecture: str, *, n_embd_expert: int, n_ff_used: int, n_expert_used: int) -> int:
+    """What CUDA keeps longer: the outputs of up to 15 experts, until they are weighed and added in one go. It
+    costs more only where the weighed ones do not fit where the inner widths were (ggml-cuda.cu,
+    graph_optimize)."""
+    n_outputs = n_expert_used * n_embd_expert
+    n_inner = (1 if architecture in UNGATED else 3) * n_ff_used
+    return n_outputs if n_expert_used <= N_EXPERTS_FUSED and n_outputs > n_inner else 0
+
+
 def per_layer_activations(n_embd_per_layer: int, n_layer: int) -> int:
     """What stays beside both where each block adds embeddings of its own."""
     return 3 * n_embd_per_layer * n_layer // 2
@@ -263,6 +277,7 @@ def estimate(dimensions: Dimensions, *, file_bytes: int) -> ModelShape:
         n_head_max=d.n_head,
         n_ff_max=max(_per_layer(d.n_ff, len(kinds))),
         n_activations_max=_activations(d),
+        n_activations_kept=_kept_activations(d),
         n_activations_recurrent=_recurrent_activations(d),
         head_length=_head_length(d),
         n_params=n_params_all,
@@ -440,6 +455,15 @@ def _activations(d: Dimensions) -> int:
         )
         most = max(most, sparse)
     return most + per_layer_activations(d.n_embd_per_layer, _n_layer(d))
+
+
+def _kept_activations(d: Dimensions) -> int:
+    return kept_activations(
+        d.architecture,
+        n_embd_expert=d.n_latent or d.n_embd,
+        n_ff_used=d.n_expert_used * d.n_ff_expert,
+        n_expert_used=d.n_expert_used,
+    )
 
 
 def _recurrent_activations(d: Dimensions) -> int:

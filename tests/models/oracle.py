@@ -49,7 +49,8 @@ def measure(job: dict[str, Any]) -> dict[str, int]:
     _lines.clear()
     model = load(job["path"])
     wish = llama_cpp.llama_context_default_params()
-    wish.n_ctx, wish.n_batch, wish.n_ubatch = job["n_ctx"], 2048, job["n_ubatch"]
+    wish.n_ctx, wish.n_ubatch = job["n_ctx"], job["n_ubatch"]
+    wish.n_batch = max(2048, job["n_ubatch"])
     wish.n_seq_max = job["n_slots"]
     wish.n_outputs_max = job["n_slots"] + N_DRAFTED
     wish.n_outputs_max_per_seq = 1 + N_DRAFTED
