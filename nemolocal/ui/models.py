@@ -42,7 +42,10 @@ class Desk:
         return [self.sight.listed(look), *self.redraw(look, *fields)[:2], self.sight.now(look), ""]
 
     def find(self, words: str | None, shown: str, look: Look) -> list[Any]:
-        """Other words or another part of the list. Values for look and list."""
+        """Other words or another part of the list; what was asked of the hub for the same words stays. Values
+        for look and list."""
+        if look.is_hub and look.words == (words or "") and look.shown == shown:
+            return [gr.skip(), gr.skip()]
         look = replace(look, words=words or "", shown=shown, is_hub=False)
         return [look, self.sight.listed(look)]
 
@@ -288,7 +291,7 @@ _quietly: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "privat
 
 def _wire_looks(desk: Desk, view: View, opened: gr.Button, timer: gr.Timer) -> None:
     shown = [view.detail, view.files, view.said]
-    on_hub = gr.on(
+    gr.on(
         [view.words.submit, view.on_hub.click],
         desk.find_on_hub,
         [view.words, view.look],
@@ -301,7 +304,6 @@ def _wire_looks(desk: Desk, view: View, opened: gr.Button, timer: gr.Timer) -> N
         [view.words, view.shown, view.look],
         [view.look, view.found],
         trigger_mode="always_last",
-        cancels=on_hub,
         **_quietly,
     )
     opened.click(

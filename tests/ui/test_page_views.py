@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from nemolocal.hardware import load_profile
+from nemolocal.service import LoadedModel
 from nemolocal.shelf import Shelf
 from tests.ui.conftest import Site, Tab
 
@@ -28,8 +29,8 @@ def test_models_from_the_list_to_the_bars_and_their_settings(site: Site, tab: Ta
     page.click("#nav-models")
     expect(page.locator("#models-list .entry").first).to_be_visible()
     expect(page.locator("#composer")).not_to_be_visible()
-    page.fill("#models-words textarea, #models-words input", "70b")
-    expect(page.locator("#models-list .entry").first).to_contain_text("70B")
+    page.fill("#models-words textarea, #models-words input", "llama")
+    expect(page.locator("#models-list .entry").first).to_contain_text("Llama")
     page.click('.entry[data-ref="llama-3.1-nemotron-70b"]')
     detail = page.locator("#models-detail")
     expect(detail.locator("h2")).to_have_text("Llama 3.1 Nemotron 70B Instruct")
@@ -50,6 +51,11 @@ def test_models_from_the_list_to_the_bars_and_their_settings(site: Site, tab: Ta
     assert page.evaluate("document.activeElement.dataset.act") == "download-yes"
     files.get_by_text("No", exact=True).click()
     expect(files).not_to_contain_text("Its licence is Llama")
+    site.service.in_memory = [LoadedModel("fake", "CPU", 8192, 4, 0, 1 << 30, 0, None)]
+    row = page.locator("#models-now .now-row")
+    expect(row).to_contain_text("loaded on CPU")
+    page.get_by_role("button", name="Unload fake").click()  # above a long list it has its room, too
+    expect(row).to_have_count(0)
     page.set_viewport_size({"width": 400, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     expect(page.locator("#models-list")).not_to_be_visible()
