@@ -2,7 +2,7 @@
 each GPU after the load and after a whole context was read, and the speed of one answer.
 
     python -m benchmarks.fit [--models ID:TYPE,…] [--limits all,24,16,12,8] [--folder DIR]
-                             [--nemolocal-args "--split layer"]
+                             [--most N] [--nemolocal-args "--split layer"]
 
 The models have the catalogue's shapes and weights of nothing but zeros, which take a moment to write. A limit
 is GiB of each GPU that the plan believes to be free; more is there, so that a plan that lies is seen and not
@@ -40,7 +40,7 @@ MODELS = (
 )
 GIB, MIB = 1 << 30, 1 << 20
 START_LIMIT_S, ANSWER_LIMIT_S = 180, 400
-N_NEW = 128
+N_NEW = 64
 SHARE_ALLOWED, BYTES_ALLOWED = 0.03, 200 * MIB
 HEAD = (
     "| model | free | context, slots, split | GPU | planned MiB | after the load | with a full context | | "
@@ -162,7 +162,7 @@ def run(case: Case, machine: Hardware, options: argparse.Namespace) -> list[str]
             with served(case.path, arguments, environment, options.port):
                 loaded = used_bytes(gpus)
                 speed = answer(options.port, case.path, 64, N_NEW)["timings"]["predicted_per_second"]
-                answer(options.port, case.path, plan["context"] - 64, 16)
+                answer(options.port, case.path, min(plan["context"] - 64, options.most), 16)
                 full = used_bytes(gpus)
         except (RuntimeError, OSError) as error:
             return [f"| {case.name} | {free} | {error} | | | | | **failed** | |"]
@@ -192,6 +192,7 @@ def main() -> None:
     parser.add_argument("--models", default=MODELS)
     parser.add_argument("--limits", default="all,24,16,12,8")
     parser.add_argument("--folder", type=Path, help="where the models are written; default: a temporary one")
+    parser.add_argument("--most", type=int, default=1 << 30, help="tokens of a context that are read")
     parser.add_argument("--port", type=int, default=7398)
     parser.add_argument("--nemolocal-args", default="")
     options = parser.parse_args()

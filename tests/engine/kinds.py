@@ -73,6 +73,7 @@ def listening() -> Iterator[Log]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
             patch.setenv(name, "")
+            patch.delenv(name)
         log = Log(library)
         yield log
         log.close()

@@ -54,8 +54,12 @@ class Computed:
         return counts
 
 
-def compute(path: Path, log: Log, *, n_candidates: int = sampling.N_CANDIDATES) -> Computed:
-    spec = LoadSpec(str(path), n_ctx=256, n_slots=2, n_threads=1, sampling="device")
+def compute(
+    path: Path, log: Log, *, n_candidates: int = sampling.N_CANDIDATES, n_gpu_layers: int = 0
+) -> Computed:
+    spec = LoadSpec(
+        str(path), n_ctx=256, n_slots=2, n_threads=1, sampling="device", n_gpu_layers=n_gpu_layers
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "N_CANDIDATES", n_candidates)
         backend = LlamaBackend(spec, lambda share: None, log=log)
@@ -89,9 +93,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return synthetic.write(folder / "model.gguf", synthetic.TINY["qwen3"], is_attentive=True)
 
 
+@pytest.fixture(scope="module", params=[0, pytest.param(-1, marks=pytest.mark.gpu, id="gpu")])
+def n_gpu_layers(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
 @pytest.fixture(scope="module")
-def computed(path: Path, log: Log) -> Iterator[Computed]:
-    computed = compute(path, log)
+def computed(path: Path, log: Log, n_gpu_layers: int) -> Iterator[Computed]:
+    computed = compute(path, log, n_gpu_layers=n_gpu_layers)
     yield computed
     computed.backend.close()
 
@@ -269,10 +278,20 @@ def test_greedy_with_penalties_and_bans(computed: Computed) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_row_gets_its_own_candidates(path: Path, log: Log, layout: Literal["shared", "split"]) -> None:
+def test_each_row_gets_its_own_candidates(
+    path: Path, log: Log, layout: Literal["shared", "split"], n_gpu_layers: int
+) -> None:
     """Whoever takes part in a step, by whichever way and with however many guesses: the same tokens as from
     all logits. Slots that were idle in one step and not in the next once got their neighbours' tokens."""
-    spec = LoadSpec(str(path), n_ctx=512, n_slots=4, n_batch=256, n_threads=1, kv_layout=layout)
+    spec = LoadSpec(
+        str(path),
+        n_ctx=512,
+        n_slots=4,
+        n_batch=256,
+        n_threads=1,
+        kv_layout=layout,
+        n_gpu_layers=n_gpu_layers,
+    )
     device = LlamaBackend(replace(spec, sampling="device"), lambda share: None, log=log)
     host = LlamaBackend(replace(spec, sampling="host"), lambda share: None, log=log)
     try:
