@@ -39,6 +39,11 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         " driver TEXT NOT NULL, placed TEXT NOT NULL, tokens_per_s REAL NOT NULL) STRICT",
         "CREATE INDEX speeds_by_file ON speeds (file, placed)",
     ),
+    (
+        "CREATE TABLE summary_parts (key TEXT PRIMARY KEY, sha256 TEXT NOT NULL, text TEXT NOT NULL,"
+        " prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, at_s REAL NOT NULL) STRICT",
+        "CREATE INDEX summary_parts_by_document ON summary_parts (sha256)",
+    ),
 )
 """What makes version 1 of the tables, what makes version 2 of them, and so on, as single statements. What was
 released is never changed: a new version is added."""

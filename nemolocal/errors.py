@@ -7,6 +7,8 @@ This module imports nothing of ours.
 
 from __future__ import annotations
 
+from typing import Literal
+
 
 class NemoLocalError(Exception):
     """Root of all errors that are the world's fault, not ours.
@@ -186,3 +188,14 @@ class BusyError(NemoLocalError):
 
 class PortError(NemoLocalError):
     """The address cannot be listened on."""
+
+
+DocumentFault = Literal["missing", "unsupported", "encrypted", "damaged", "empty", "too_large", "too_slow"]
+
+
+class DocumentError(NemoLocalError):
+    """A document cannot be read: `kind` is one word for the class of fault."""
+
+    def __init__(self, message: str, *, kind: DocumentFault, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
