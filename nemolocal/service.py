@@ -443,6 +443,11 @@ class ServedModel:
             async for item in stream:
                 yield item
 
+    async def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """The tokens of each text, with no control tokens in it. Raises EngineError."""
+        async with self._lease() as resident:
+            return await resident.engine.count(texts)
+
     def _lease(self) -> AbstractAsyncContextManager[Resident]:
         """Raises InvalidRequestError for a model that writes no text."""
         check_purpose(self.id, self._candidates[0], "chat")

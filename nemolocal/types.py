@@ -134,3 +134,6 @@ class TextModel(Protocol):
         self, prompt: str | Sequence[int], params: GenerationParams
     ) -> AsyncGenerator[StreamItem, None]:
         """Go on from a raw prompt. Control tokens in a text prompt are recognised."""
+
+    async def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """How many tokens each text is, with no control tokens in it."""

@@ -54,6 +54,9 @@ class FakeTextModel:
         self.calls.append((prompt if isinstance(prompt, str) else tuple(prompt), params))
         return self._stream(len(prompt.split()) if isinstance(prompt, str) else len(prompt), params)
 
+    async def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [len(text.split()) for text in texts]
+
     async def _stream(self, n_prompt: int, params: GenerationParams) -> AsyncIterator[StreamItem]:
         n_new = 0
         try:

@@ -25,6 +25,8 @@ from nemolocal.engine.messages import (
     Cancel,
     Chunk,
     Command,
+    Count,
+    Counted,
     Embed,
     Embedded,
     Event,
@@ -166,6 +168,18 @@ class EngineClient:
         assert isinstance(event, Ranked)
         return event
 
+    async def count(self, texts: Sequence[str]) -> list[int]:
+        """The tokens of each text, with no control tokens in it. Cancelling as with `embed`.
+
+        Raises EngineError and EngineDiedError.
+        """
+        async with aclosing(self._exchange(lambda id: Count(id, tuple(texts)))) as events:
+            event = await anext(events)
+        if not isinstance(event, Counted):
+            _translate(event)
+        assert isinstance(event, Counted)
+        return list(event.counts)
+
     async def _ask(self, command: Callable[[int], Embed | Rank], *, field: str) -> Event:
         """A request that has one event only. Raises the error that it stands for, which blames an entry of
         `field`."""
@@ -188,7 +202,9 @@ class EngineClient:
                 _translate(event)
         return event
 
-    async def _exchange(self, command: Callable[[int], Submit | Embed | Rank]) -> AsyncGenerator[Event, None]:
+    async def _exchange(
+        self, command: Callable[[int], Submit | Embed | Rank | Count]
+    ) -> AsyncGenerator[Event, None]:
         """Send a request under an id of its own; its events, until the last one. Closing cancels it."""
         if not self.is_alive:
             ending = self._ending()

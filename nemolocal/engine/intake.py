@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from nemolocal.engine import lora
 from nemolocal.engine.backend import Adapters, Vocab
 from nemolocal.engine.cache import WarmState
-from nemolocal.engine.messages import Rejected, Submit
+from nemolocal.engine.messages import Count, Counted, Rejected, Submit
 from nemolocal.engine.warming import Warming
 from nemolocal.errors import InvalidRequestError
 from nemolocal.types import Segment
@@ -46,7 +46,8 @@ class Intake:
         self._warming = warming
         self._pending: set[int] = set()
         self._tokenized: queue.SimpleQueue[tuple[Submit, Future[list[int] | Rejected]]] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Prepared | Rejected] = queue.SimpleQueue()
+        self._counted: queue.SimpleQueue[Future[Counted]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Prepared | Rejected | Counted] = queue.SimpleQueue()
         self._tokenizer = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
     @property
@@ -57,7 +58,7 @@ class Intake:
     @property
     def has_news(self) -> bool:
         """Whether `take` has something to give."""
-        return not (self._done.empty() and self._tokenized.empty())
+        return not (self._done.empty() and self._tokenized.empty() and self._counted.empty())
 
     def begin(self, command: Submit) -> None:
         """Take in a request; it comes out of `take` when it is prepared."""
@@ -69,19 +70,26 @@ class Intake:
             future = self._tokenizer.submit(self._tokenize, command)
             future.add_done_callback(lambda done: self._tokenized.put((command, done)))
 
+    def count(self, command: Count) -> None:
+        """Count tokens; `take` gives the numbers when they are there."""
+        self._pending.add(command.id)
+        self._tokenizer.submit(self._count, command).add_done_callback(self._counted.put)
+
     def cancel(self, id: int) -> None:
         self._pending.discard(id)
 
-    def take(self) -> list[Prepared | Rejected]:
-        """What has been prepared, or refused, since the last call; nothing of what was cancelled. Raises
-        whatever broke on the other thread: a request must not wait for ever."""
+    def take(self) -> list[Prepared | Rejected | Counted]:
+        """What has been prepared, counted or refused since the last call; nothing of what was cancelled.
+        Raises whatever broke on the other thread: a request must not wait for ever."""
         while not self._tokenized.empty():
             command, done = self._tokenized.get()
             self._go_on(command, done.result())
+        while not self._counted.empty():
+            self._done.put(self._counted.get().result())
         taken = []
         while not self._done.empty():
             item = self._done.get()
-            id = item.id if isinstance(item, Rejected) else item.command.id
+            id = item.command.id if isinstance(item, Prepared) else item.id
             if id in self._pending:
                 self._pending.discard(id)
                 taken.append(item)
@@ -90,6 +98,14 @@ class Intake:
     def close(self) -> None:
         """Wait for what runs; after it nothing uses the vocabulary any more."""
         self._tokenizer.shutdown(cancel_futures=True)
+
+    def _count(self, command: Count) -> Counted:
+        counts = []
+        for text in command.texts:
+            if command.id not in self._pending:
+                break  # cancelled: nobody waits for the rest
+            counts.append(len(self._vocab.tokenize((Segment(text),))))
+        return Counted(command.id, tuple(counts))
 
     def _tokenize(self, command: Submit) -> list[int] | Rejected:
         try:

@@ -196,7 +196,15 @@ class Rank:
     documents: tuple[str, ...]
 
 
-Command = Submit | Cancel | Shutdown
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Say how many tokens each text is, with no control tokens in it. Answered by one Counted or Failed."""
+
+    id: int
+    texts: tuple[str, ...]
+
+
+Command = Submit | Count | Cancel | Shutdown
 EmbeddingCommand = Embed | Rank | Cancel | Shutdown
 
 # Child to parent ---------------------------------------------------------------------------------
@@ -289,6 +297,14 @@ class Ranked:
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """The tokens of all texts in their order."""
+
+    id: int
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The last event of a request that the engine could not finish. `is_dead` says whether the engine ends
     with it."""
@@ -327,5 +343,6 @@ Event = (
     | Finished
     | Embedded
     | Ranked
+    | Counted
     | Failed
 )

@@ -20,6 +20,8 @@ from nemolocal.engine.messages import (
     Cancel,
     Chunk,
     Command,
+    Count,
+    Counted,
     Event,
     Failed,
     Finished,
@@ -190,20 +192,25 @@ class Worker:
         elif self._warming and self._warming.has_unsaved:
             self._warming.save_one()
 
-    def _obey(self, command: Submit | Cancel) -> None:
+    def _obey(self, command: Submit | Count | Cancel) -> None:
         if isinstance(command, Cancel):
             self._intake.cancel(command.id)
             self._scheduler.cancel(command.id)
             self._clocks.pop(command.id, None)
+        elif isinstance(command, Count):
+            self._intake.count(command)
         elif self._scheduler.n_waiting + self._intake.n_pending >= self._n_queue:
             self._send([Rejected(command.id, "busy", f"{self._n_queue} requests are waiting already.")])
         else:
             self._clocks[command.id] = _Clock(self._now())
             self._intake.begin(command)
 
-    def _add(self, item: Prepared | Rejected) -> None:
+    def _add(self, item: Prepared | Rejected | Counted) -> None:
         if isinstance(item, Rejected):
             self._reject(item)
+            return
+        if isinstance(item, Counted):
+            self._send([item])
             return
         id, params = item.command.id, item.command.params
         try:

@@ -16,6 +16,8 @@ from nemolocal.engine.messages import (
     Beat,
     Cancel,
     Chunk,
+    Count,
+    Counted,
     Event,
     Failed,
     Finished,
@@ -52,7 +54,9 @@ class Running:
             events = self.pipe.recv()
             self.told += [event for event in events if isinstance(event, Occupancy)]
             seen += [event for event in events if not isinstance(event, Beat | Occupancy)]
-            awaited -= {event.id for event in events if isinstance(event, Finished | Failed | Rejected)}
+            awaited -= {
+                event.id for event in events if isinstance(event, Finished | Failed | Rejected | Counted)
+            }
         return seen
 
 
@@ -92,6 +96,17 @@ def test_refusals(running: Running) -> None:
     [event] = running.until(3)
     assert isinstance(event, Rejected)
     assert event.message == "The prompt is empty."
+
+
+def test_tokens_are_counted_beside_the_streams(running: Running) -> None:
+    running.pipe.send(submit(1, [LONG], n_max=200))
+    running.pipe.send(Count(2, ("abc", "", "x" * 50)))
+    events = running.until(1, 2)
+    assert Counted(2, (3, 0, 50)) in events
+    running.pipe.send(Count(3, ("abc",) * 1000))
+    running.pipe.send(Cancel(3))
+    running.pipe.send(Count(4, ("abcd",)))
+    assert running.until(4)[-1] == Counted(4, (4,))
 
 
 def test_full_queue(running: Running) -> None:
