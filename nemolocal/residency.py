@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -49,12 +50,14 @@ class Resident:
     last_used: int = 0
     is_leaving: bool = False
     expiry: asyncio.TimerHandle | None = None
+    expires_at_s: float = 0.0
     unloading: asyncio.Task[None] | None = None
 
     @property
     def expires_in_s(self) -> float | None:
-        """Seconds until it is unloaded if nobody asks for it; None while it is in use or stays for good."""
-        return max(self.expiry.when() - asyncio.get_running_loop().time(), 0.0) if self.expiry else None
+        """Seconds until it is unloaded if nobody asks for it; None while it is in use or stays for good. To
+        be asked in any thread."""
+        return max(self.expires_at_s - time.monotonic(), 0.0) if self.expiry else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +316,7 @@ class Residency:
             return
         if resident in self._residents and resident.engine.is_alive:
             loop = asyncio.get_running_loop()
+            resident.expires_at_s = time.monotonic() + resident.keep_alive_s
             resident.expiry = loop.call_later(resident.keep_alive_s, self._expire, resident)
 
     def _expire(self, resident: Resident) -> None:
