@@ -30,10 +30,15 @@ class Server:
 
 @contextlib.contextmanager
 def starter_server(
-    starter_path: Path, home: Path, *flags: str, ref: str = "starter", is_offline: bool = True
+    starter_path: Path,
+    home: Path,
+    *flags: str,
+    ref: str = "starter",
+    is_offline: bool = True,
+    has_page: bool = False,
 ) -> Iterator[Server]:
-    """`nemolocal serve` with the starter model by one of its names, on a free port and below `home`, once it
-    answers. Fails when it printed a traceback or does not end when told to."""
+    """`nemolocal serve`, or `ui` where it `has_page`, with the starter model by one of its names, on a free
+    port and below `home`, once it answers. Fails when it printed a traceback or does not end when told to."""
     folder = home / "data" / "models" / "HuggingFaceTB" / "SmolLM2-135M-Instruct"
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / starter_path.name).exists():
@@ -41,7 +46,8 @@ def starter_server(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "nemolocal.cli.app", "serve", "--model", ref, "--port", str(port)]
+    start = ["ui", "--no-browser"] if has_page else ["serve"]
+    command = [sys.executable, "-m", "nemolocal.cli.app", *start, "--model", ref, "--port", str(port)]
     command += [*(["--offline"] if is_offline else []), *flags]
     env = os.environ | {"NEMOLOCAL_HOME": str(home)}
     with (home / "output").open("w+") as output:
