@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from nemolocal import __version__, hardware
+from nemolocal import __version__, hardware, units
 from nemolocal.config import Config
 from nemolocal.engine.client import EngineClient
 from nemolocal.engine.messages import LoadSpec
@@ -197,7 +197,8 @@ def _left_out(load: Load, plan: sizing.Plan) -> Iterator[LeftOut]:
 
 
 async def run(bench: Bench, note: Note = lambda text: None) -> Report:
-    """Load the model, warm up, measure, unload. `note` gets a line for each step.
+    """Load the model, warm up, measure, unload. `note` gets a line for each step, and one with its result, so
+    that who breaks off has what was measured until then.
 
     Raises EngineError and what else loading and answering raise.
     """
@@ -209,9 +210,16 @@ async def run(bench: Bench, note: Note = lambda text: None) -> Report:
         prompts = Prompts(bench.plan.candidate.shape.n_vocab)
         await measure(model, prompts, _warm_up(bench.load), max(streams))
         await memory.look()
-        for n in streams:
-            note(f"Measuring {n} stream{'s' if n > 1 else ''}")
-            runs.append(await measure(model, prompts, bench.load, n))
+        begun, n_done = time.monotonic(), 0
+        for index, n in enumerate(streams):
+            n_left = sum(map(_n_answers, streams[index:]))
+            rest = time_left(time.monotonic() - begun, n_done=n_done, n_left=n_left)
+            note(f"Measuring {n} stream{'s' if n > 1 else ''}{rest}")
+            made = await measure(model, prompts, bench.load, n)
+            runs.append(made)
+            n_done += _n_answers(n)
+            first = f"first text after {made.ttft_p50 * 1000:,.0f} ms"
+            note(f"{made.tokens_per_s_total:,.1f} tokens a second in all, {first}")
             await memory.look()
     return Report(
         date=datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -224,6 +232,13 @@ async def run(bench: Bench, note: Note = lambda text: None) -> Report:
         nemolocal=__version__,
         hardware=bench.hardware,
     )
+
+
+def time_left(seconds: float, *, n_done: int, n_left: int) -> str:
+    """How long the answers that are left may take, by those that are done in so many seconds; "" below a
+    minute. Many at a time take less than one after another, so it is the most."""
+    left_s = seconds / n_done * n_left if n_done else 0.0
+    return f", at most about {units.span_of_time(left_s)} for the rest" if left_s >= 60 else ""
 
 
 def _warm_up(load: Load) -> Load:
@@ -274,10 +289,15 @@ class _Answer:
         return (self.n_new - 1) / (self.last - self.first) if self.last > self.first else 0.0
 
 
+def _n_answers(n_streams: int) -> int:
+    """A single stream is measured several times over."""
+    return N_ROUNDS_ALONE if n_streams == 1 else n_streams
+
+
 async def measure(model: TextModel, prompts: Prompts, load: Load, n_streams: int) -> Run:
-    """One number of streams: all ask at the same moment. A single stream is measured several times over."""
+    """One number of streams: all ask at the same moment."""
     rounds = []
-    for _ in range(N_ROUNDS_ALONE if n_streams == 1 else 1):
+    for _ in range(_n_answers(n_streams) // n_streams):
         asked = [prompts.next(load.n_prompt) for _ in range(n_streams)]
         rounds.append(await _all_at_once(_answer(model, prompt, load.n_new) for prompt in asked))
     answers = [answer for of_round in rounds for answer in of_round]

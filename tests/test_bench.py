@@ -162,6 +162,12 @@ async def test_memory_beside_the_plan(tiny: Path, on: Any) -> None:
     assert next(memory.entries()).taken_bytes is None
 
 
+def test_what_takes_minutes_is_said_by_what_took_how_long_before() -> None:
+    assert bench.time_left(600, n_done=3, n_left=4) == ", at most about 13 min for the rest"
+    assert bench.time_left(30, n_done=3, n_left=4) == ""
+    assert bench.time_left(0, n_done=0, n_left=41) == ""
+
+
 @pytest.mark.model
 async def test_whole_bench_on_a_real_engine(tiny: Path) -> None:
     made = bench.prepare(str(tiny), config.load(), Load((1, 3), 24, 6))
@@ -170,7 +176,8 @@ async def test_whole_bench_on_a_real_engine(tiny: Path) -> None:
     assert [run.streams for run in report.runs] == [1, 3]
     assert [run.n_short for run in report.runs] == [0, 0]
     assert all(run.tokens_per_s_total > 0 < run.ttft_p50 for run in report.runs)
-    assert [step.split()[0] for step in steps] == ["Loading", "Measuring", "Measuring"]
+    assert [step.split()[0] for step in steps[:2] + steps[3:4]] == ["Loading", "Measuring", "Measuring"]
+    assert [step.endswith(" ms") for step in steps] == [False, False, True, False, True]
     result = json.loads(json.dumps(report.to_dict()))
     assert {"model", "plan", "runs", "library", "hardware"} <= set(result)
     assert result["plan"]["slots"] == 3

@@ -65,8 +65,6 @@ def bench(
     model = ensure_local(Service(config), ref)
     made = prepare(ref or model.id, config, load)
     baseline, target = _baseline(made, compare), _target(made, save)
-    if (seconds := _longest_s(made)) >= 60:
-        output.note(f"This takes up to about {seconds / 60:.0f} minutes.")
     report = asyncio.run(run(made, output.note))
     result = report.to_dict()
     comparison = baselines.compare(result, baseline[1], baseline[0]) if baseline else None
@@ -107,17 +105,6 @@ def _baseline(made: Bench, compare: str | None) -> Baseline | None:
     else:
         path = baselines.last(made.config, model=made.model.ref, hardware=hardware)
     return (compare or path.stem, baselines.read(path)) if path else None
-
-
-def _longest_s(made: Bench) -> float:
-    """Seconds that the runs would take if answers were written one after another, 0 where the plan forecasts
-    nothing."""
-    reading = made.plan.prompt_tokens_per_s
-    writing = made.plan.measured_tokens_per_s or made.plan.tokens_per_s
-    if not reading or not writing:
-        return 0.0
-    n_streams = sum(made.load.streams) - sum(entry.streams for entry in made.left_out)
-    return n_streams * (made.load.n_prompt / reading + made.load.n_new / writing)
 
 
 def _target(made: Bench, save: str | None) -> Path | None:
