@@ -113,6 +113,10 @@ class DownloadStoppedError(DownloadError):
         super().__init__("The download was stopped.", hint="A later one goes on from there.")
 
 
+class BeingFetchedError(DownloadError):
+    """Somebody is fetching the file, so that what has arrived of it must stay."""
+
+
 class HubError(NemoLocalError):
     """The model hub answered with an error (not found, gated, rate limit)."""
 

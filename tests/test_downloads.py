@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from nemolocal import config
+from nemolocal.config import Config
 from nemolocal.downloads import N_AT_ONCE, Downloads
-from nemolocal.models import store
+from nemolocal.errors import BeingFetchedError
+from nemolocal.models import begun, store, transfer, upkeep
 from tests import fake_hub, synthetic
 from tests.fake_hub import FakeHub
 
@@ -126,6 +128,113 @@ def test_a_few_at_a_time_in_their_order(hub: FakeHub, downloads: Downloads) -> N
     hub.release.set()
     downloads.start(ref("Q4_0"))
     until(lambda: all(each.state == "done" for each in downloads.all()))
+
+
+def test_two_references_to_one_file_are_one_download(hub: FakeHub, downloads: Downloads) -> None:
+    by_file = f"hf:{REPO}:Demo-Q4_0.gguf"
+    hub.stall_after = 70_000
+    downloads.start(ref("Q4_0"))
+    downloads.start(by_file)
+    assert [each.ref for each in downloads.all()] == [ref("Q4_0")]
+    assert downloads.get(by_file) == downloads.get(ref("Q4_0"))
+    downloads.start(f"hf:{REPO}:Demo-Q5_0.gguf")
+    assert len(downloads.all()) == 2
+    downloads.pause(by_file)
+    assert state(downloads, "Q4_0") == "paused"
+    downloads.cancel(by_file)
+    assert [each.ref for each in downloads.all()] == [f"hf:{REPO}:Demo-Q5_0.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("hf:a/B:Q4_0", "hf:A/b:q4_0", True),
+        ("hf:a/B:Q4_0", "hf:a/B:Q4_1", False),
+        ("hf:a/B:x-00002-of-00003.gguf", "hf:a/B:x-00001-of-00003.gguf", True),
+        ("hf:a/B:x-Q4_0.gguf", "hf:a/B:y-Q4_0.gguf", False),
+        ("hf:a/B:mmproj-F16.gguf", "hf:a/B:F16", False),
+        ("hf:a/B", "hf:a/B", True),
+        ("hf:a/B", "hf:a/B:Q4_0", False),
+        ("nemotron-3-nano-4b:Q4_K_M", "hf:unsloth/NVIDIA-Nemotron-3-Nano-4B-GGUF:Q4_K_M", True),
+        ("nemotron-3-nano-4b:Q4_K_M", "nemotron-3-nano-4b:Q8_0", False),
+        ("http://a/b", "http://a/b", False),
+        ("/a/b.gguf", "hf:a/B:Q4_0", False),
+    ],
+)
+def test_which_references_mean_one_file(one: str, other: str, is_same: bool) -> None:
+    assert begun.is_same(one, other) is is_same
+    assert begun.is_same(other, one) is is_same
+
+
+def test_to_cancel_one_leaves_the_others_of_its_repository(hub: FakeHub, downloads: Downloads) -> None:
+    hub.stall_after = 70_000
+    downloads.start(ref("Q5_0"))
+    until(lambda: len(partials()) == 1)
+    downloads.start(f"hf:{REPO}")  # whichever of its files is the usual one
+    downloads.pause(ref("Q5_0"))
+    until(lambda: (downloads.get(f"hf:{REPO}") or downloads.all()[0]).state == "running")
+    downloads.cancel(f"hf:{REPO}")
+    assert [path.name[:9] for path in partials()] == ["Demo-Q5_0"]
+    assert state(downloads, "Q5_0") == "paused"
+
+
+def test_what_another_program_fetches_is_left_alone(downloads: Downloads) -> None:
+    root = config.load().models_dir
+    target = store.target_path(root, REPO, "Demo-Q4_0.gguf")
+    target.parent.mkdir(parents=True)
+    partial = target.with_name(f"{target.name}.0123abcd.partial")
+    partial.write_bytes(b"x")
+    downloads.find_begun()
+    with transfer.locked(target, root, note=print, stop=threading.Event()):
+        with pytest.raises(BeingFetchedError, match="is being fetched"):
+            downloads.cancel(downloads.all()[0].ref)
+        assert partial.exists()
+        downloads.start(ref("Q4_0"))  # waits for the other
+        until(lambda: "being fetched" in (downloads.get(ref("Q4_0")) or downloads.all()[0]).note)
+        downloads.cancel(ref("Q4_0"))  # nothing of what is there is its own
+        assert partial.exists()
+
+
+def test_one_that_is_asked_for_while_it_is_cancelled_begins_anew(
+    hub: FakeHub, downloads: Downloads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.stall_after = 70_000
+    downloads.start(ref("Q4_0"))
+    until(lambda: bool(partials()))
+    hub.stall_after = None
+    removed = upkeep.remove_begun
+
+    def remove(ref: str, config: Config) -> upkeep.Removed:
+        downloads.start(ref)
+        assert downloads.all() == ()
+        return removed(ref, config)
+
+    monkeypatch.setattr(upkeep, "remove_begun", remove)
+    downloads.cancel(ref("Q4_0"))
+    until(lambda: state(downloads, "Q4_0") == "done")
+
+
+def test_an_error_in_what_follows_keeps_nobody_waiting(hub: FakeHub) -> None:
+    def follow(ref: str) -> None:
+        raise OSError("the disk is gone")
+
+    downloads = Downloads(config.load(), on_done=follow)
+    for quant in ("Q4_0", "Q5_0", "Q8_0", "F16"):
+        downloads.start(ref(quant))
+    until(lambda: all(each.state == "done" for each in downloads.all()))
+    downloads.close()
+
+
+def test_odd_names_of_others_are_passed_over(downloads: Downloads) -> None:
+    folder = config.load().models_dir / "acme" / "Demo-GGUF"
+    folder.mkdir(parents=True)
+    for name in ("con.gguf", " x.gguf", "a:b.gguf", "x.gguf", "plain"):
+        (folder / f"{name}.0123abcd.partial").write_bytes(b"x")
+    (folder / ".gguf.partial").mkdir()
+    downloads.start("no\nreference")
+    until(lambda: downloads.all()[0].state == "failed")
+    downloads.find_begun()
+    assert [each.ref for each in downloads.all()[1:]] == [f"hf:{REPO}:x.gguf"]
 
 
 def test_the_speed_is_that_of_the_last_seconds(

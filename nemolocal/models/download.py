@@ -93,6 +93,19 @@ def usual_choice(found: Sequence[Choice], ref: str) -> Choice:
     raise UsageError(f"'{ref}' comes in {len(found)} files.", hint=f"Name one of {names}.")
 
 
+def exact(ref: str, config: Config, *, stop: threading.Event, known: Catalog | None = None) -> str:
+    """The reference of the one file that `pull` brings, also where the given one names none of several. Asks
+    the hub about those that name a repository alone. Raises what `pull` raises for them."""
+    known = known or catalog.load()
+    parsed = _parse(ref)
+    is_clear = parsed.quant or (isinstance(parsed, HubRef) and parsed.file)
+    if is_clear or store.find(parsed, config, known):
+        return ref
+    if isinstance(parsed, NamedRef):
+        return usual_choice(choices(ref, config, known), ref).ref if known.get(parsed.name) else ref
+    return usual_choice(_choices_of(hub.fetch_repo(parsed.repo, config, stop=stop), parsed, config), ref).ref
+
+
 def pull(
     ref: str,
     config: Config,

@@ -19,7 +19,7 @@ from pathlib import Path
 import filelock
 import httpx2
 
-from nemolocal.errors import ChecksumError, DownloadError, HubError
+from nemolocal.errors import BeingFetchedError, ChecksumError, DownloadError, HubError
 from nemolocal.models import hub, streams
 from nemolocal.models.disk import CHUNK_BYTES, PARTIAL_SUFFIX, Note, discard_partials, disk_error
 
@@ -97,30 +97,56 @@ def fetch(
 
 @contextmanager
 def locked(target: Path, root: Path, *, note: Note, stop: threading.Event) -> Iterator[None]:
-    """Keep other processes from fetching `target` meanwhile; waits for one that does. The locks are files
-    in a hidden folder below `root`, and fall when their process ends, however it ends.
+    """Keep others, here or in other processes, from fetching `target` meanwhile; waits for one that does. The
+    locks are files in a hidden folder below `root`, and fall when their process ends, however it ends.
 
     Raises DownloadStoppedError when stopped while it waits.
     """
-    folder = root / LOCKS
-    name = hashlib.sha256(os.fsencode(target.absolute())).hexdigest()[:_N_KEY]
-    lock = filelock.FileLock(folder / f"{name}.lock")
+    lock = _lock_of(target, root)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            note(f"Another process is fetching {target.name}; waiting for it.")
+        if not _take(lock):
+            note(f"{target.name} is being fetched already; waiting for that.")
             while not lock.is_locked:
                 streams.refuse_stopped(stop)
                 with suppress(filelock.Timeout):
                     lock.acquire(timeout=0.2)
     except OSError as error:
-        raise disk_error(error, folder) from None
+        raise disk_error(error, root / LOCKS) from None
     try:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def locked_at_once(target: Path, root: Path) -> Iterator[None]:
+    """The same without waiting. Raises BeingFetchedError while somebody, here or elsewhere, fetches it."""
+    lock = _lock_of(target, root)
+    try:
+        is_taken = _take(lock)
+    except OSError as error:
+        raise disk_error(error, root / LOCKS) from None
+    if not is_taken:
+        raise BeingFetchedError(f"{target.name} is being fetched.", hint="Stop that download first.")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _lock_of(target: Path, root: Path) -> filelock.BaseFileLock:
+    name = hashlib.sha256(os.fsencode(target.absolute())).hexdigest()[:_N_KEY]
+    return filelock.FileLock(root / LOCKS / f"{name}.lock")
+
+
+def _take(lock: filelock.BaseFileLock) -> bool:
+    """Take a lock if nobody has it. Raises OSError."""
+    Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        return False
+    return True
 
 
 # The transfer itself ------------------------------------------------------------------------------
@@ -212,7 +238,7 @@ def _receive_all(
 ) -> None:
     """Connect until all bytes are there, patience ends or it is stopped."""
     timeout = httpx2.Timeout(retry.silence_s, connect=min(retry.silence_s, hub.REQUEST_TIMEOUT_S))
-    n_lost, n_bytes_before = 0, partial.n_bytes
+    n_lost, n_most_bytes = 0, partial.n_bytes
     while partial.n_bytes < source.bytes:
         try:
             _receive(source, partial, timeout, progress=progress, stop=stop)
@@ -223,9 +249,10 @@ def _receive_all(
             lost = _LostError(hub.describe(error))
         except httpx2.HTTPError as error:  # a circle of redirects, a body that cannot be decoded
             raise DownloadError(f"{source.what} cannot be fetched: {hub.describe(error)}.") from None
-        if partial.n_bytes - n_bytes_before >= CHUNK_BYTES:
+        # What came a second time, from a server that begins anew each time, is no way forward.
+        if partial.n_bytes - n_most_bytes >= CHUNK_BYTES:
             n_lost = 0
-        n_lost, n_bytes_before = n_lost + 1, partial.n_bytes
+        n_lost, n_most_bytes = n_lost + 1, max(n_most_bytes, partial.n_bytes)
         if n_lost >= retry.n_attempts:
             raise DownloadError(
                 f"The connection was lost {n_lost} times ({lost}); {source.what} has "

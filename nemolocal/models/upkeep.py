@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from nemolocal.config import Config, expand
 from nemolocal.errors import ModelFileError, ModelNotFoundError, NemoLocalError, UsageError
-from nemolocal.models import catalog, disk, receipt, reference, store
+from nemolocal.models import catalog, disk, receipt, reference, store, transfer
 from nemolocal.models.catalog import Catalog
 from nemolocal.models.disk import Progress
 from nemolocal.models.reference import HubRef, NamedRef, PathRef
@@ -54,7 +55,7 @@ def remove(ref: str, config: Config, known: Catalog | None = None) -> Removed:
     outside the models folder.
 
     Raises ModelNotFoundError where there is nothing to remove, UsageError where the reference means
-    several models or a file outside.
+    several models or a file outside, BeingFetchedError while its file is fetched.
     """
     known = known or catalog.load()
     model = _one_to_remove(ref, config, known)
@@ -64,9 +65,10 @@ def remove(ref: str, config: Config, known: Catalog | None = None) -> Removed:
         _unlink(model.pointer)
         return Removed(model.ref, (model.pointer,), 0, is_forgotten=True)
     _refuse_outside(model.path, config)
-    files = [*model.parts, receipt.receipt_path(model.path)]
-    files += [partial for part in model.parts for partial in disk.partials_of(part)]
-    return _remove_files(model.ref, files, config)
+    with transfer.locked_at_once(model.path, config.models_dir):
+        files = [*model.parts, receipt.receipt_path(model.path)]
+        files += [partial for part in model.parts for partial in disk.partials_of(part)]
+        return _remove_files(model.ref, files, config)
 
 
 def _one_to_remove(ref: str, config: Config, known: Catalog) -> LocalModel | None:
@@ -91,7 +93,8 @@ def _one_to_remove(ref: str, config: Config, known: Catalog) -> LocalModel | Non
 def remove_begun(ref: str, config: Config, known: Catalog | None = None) -> Removed:
     """Remove what has arrived of a download that was begun, and no model that is whole.
 
-    Raises ModelNotFoundError where nothing has arrived.
+    Raises ModelNotFoundError where nothing has arrived, UsageError where the reference means several, and
+    BeingFetchedError while one goes on.
     """
     known = known or catalog.load()
     parsed = reference.parse(ref)
@@ -110,7 +113,29 @@ def remove_begun(ref: str, config: Config, known: Catalog | None = None) -> Remo
         )
     for path in found:
         _refuse_outside(path, config)
-    return _remove_files(ref, found, config)
+    targets = sorted({_target_of(path) for path in found})
+    if not (isinstance(parsed, PathRef) or parsed.quant) and len(targets) > 1:
+        names = [target.relative_to(root).as_posix().split("/", 2)[2] for target in targets]
+        named = " or ".join(f"{ref}:{_choice(name)}" for name in names)
+        raise UsageError(
+            f"'{ref}' means {len(targets)} downloads that were begun.", hint=f"Name one: {named}."
+        )
+    with ExitStack() as held:
+        for target in targets:
+            held.enter_context(transfer.locked_at_once(target, config.models_dir))
+        return _remove_files(ref, found, config)
+
+
+def _target_of(partial: Path) -> Path:
+    """The file that a download gives its name last: NAME.gguf of NAME.gguf.KEY.partial, part 1 where it is
+    split."""
+    name = partial.name.removesuffix(disk.PARTIAL_SUFFIX).rpartition(".")[0]
+    return partial.with_name(reference.part_names(name)[0])
+
+
+def _choice(name: str) -> str:
+    """What names one file of a repository: its quantization, as a rule."""
+    return (reference.quant_of(name) if reference.kind_of(name) == "model" else "") or name
 
 
 def _remove_files(ref: str, files: list[Path], config: Config) -> Removed:

@@ -301,6 +301,17 @@ def test_patience_has_an_end(hub: FakeHub) -> None:
     assert len(hub.transfers()) == 3
 
 
+@pytest.mark.parametrize("fault", ["ignores_range", "refuses_range"])
+def test_a_line_that_never_gets_further_is_given_up(hub: FakeHub, fault: str) -> None:
+    """Each try brings more than a MiB, and always the same."""
+    hub.add("acme/Big-GGUF", {"big.gguf": pattern(3 * MIB)})
+    hub.cut_after = 2 * MIB
+    setattr(hub, fault, True)
+    with pytest.raises(DownloadError, match="lost 3 times"):
+        download.pull(BIG, config.load(), retry=Retry(n_attempts=3, first_wait_s=0.0))
+    assert len(hub.transfers()) < 8
+
+
 def test_a_storage_in_trouble_is_asked_again(hub: FakeHub) -> None:
     data = big(hub)
     hub.n_storage_failures = 2

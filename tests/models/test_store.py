@@ -6,14 +6,32 @@ import errno
 import hashlib
 import os
 import socket
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from nemolocal import config
-from nemolocal.errors import ModelFileError, ModelNotFoundError, NemoLocalError, OfflineError, UsageError
-from nemolocal.models import catalog, download, gguf, headers, overview, receipt, store, upkeep
+from nemolocal.errors import (
+    BeingFetchedError,
+    ModelFileError,
+    ModelNotFoundError,
+    NemoLocalError,
+    OfflineError,
+    UsageError,
+)
+from nemolocal.models import (
+    catalog,
+    download,
+    gguf,
+    headers,
+    overview,
+    receipt,
+    store,
+    transfer,
+    upkeep,
+)
 from nemolocal.models import hub as model_hub
 from tests import synthetic
 from tests.models.test_hub import dead_ends
@@ -441,7 +459,41 @@ def test_removing_takes_all_files_of_a_model_and_no_other(root: Path, tmp_path: 
     assert [path for path in folder.rglob("*") if path.is_file()] == [keep]
     assert not (folder / "Q4_K_M").exists()
     upkeep.remove(str(keep), config.load())
-    assert list(root.iterdir()) == []
+    assert [path.name for path in root.iterdir()] == [transfer.LOCKS]
+
+
+def test_what_is_being_fetched_is_not_removed(root: Path) -> None:
+    names = [f"Demo-Q8_0-0000{i}-of-00002.gguf" for i in (1, 2)]
+    first, second = (root / "acme/Demo-GGUF" / name for name in names)
+    first.parent.mkdir(parents=True)
+    partial = second.with_name(f"{second.name}.0123abcd.partial")
+    partial.write_bytes(b"x")
+    with transfer.locked(first, root, note=print, stop=threading.Event()):  # the lock is that of part 1
+        for ref in ("hf:acme/Demo-GGUF:Q8_0", "hf:acme/Demo-GGUF"):
+            with pytest.raises(BeingFetchedError, match="is being fetched"):
+                upkeep.remove(ref, config.load())
+    assert partial.exists()
+    whole = put(root / "acme/Other-GGUF/Other-Q8_0.gguf")
+    with (
+        transfer.locked(whole, root, note=print, stop=threading.Event()),
+        pytest.raises(BeingFetchedError),
+    ):
+        upkeep.remove("hf:acme/Other-GGUF:Q8_0", config.load())
+    assert whole.exists()
+    upkeep.remove("hf:acme/Demo-GGUF", config.load())
+    assert not partial.exists()
+
+
+def test_a_repository_alone_does_not_mean_all_that_was_begun_of_it(root: Path) -> None:
+    folder = root / "acme/Demo-GGUF"
+    folder.mkdir(parents=True)
+    for quant in ("Q4_0", "Q8_0"):
+        (folder / f"Demo-{quant}.gguf.0123abcd.partial").write_bytes(b"x")
+    with pytest.raises(UsageError, match=r"hf:acme/Demo-GGUF:Q4_0 or hf:acme/Demo-GGUF:Q8_0"):
+        upkeep.remove("hf:acme/Demo-GGUF", config.load())
+    assert len(store.partials(root, "acme/Demo-GGUF")) == 2
+    upkeep.remove("hf:acme/Demo-GGUF:Q4_0", config.load())
+    assert [path.name[:9] for path in store.partials(root, "acme/Demo-GGUF")] == ["Demo-Q8_0"]
 
 
 def test_what_has_arrived_of_a_download_can_be_removed(root: Path) -> None:
@@ -469,7 +521,11 @@ def test_only_what_was_named_of_a_download_is_removed(root: Path) -> None:
     removed = upkeep.remove("hf:acme/Q4_K-Models:Q8_0/Demo-00001-of-00002.gguf", config.load())
     assert len(removed.files) == 2
     assert upkeep.remove("hf:acme/Q4_K-Models:Q4_K_S", config.load()).bytes == 10
-    assert upkeep.remove("hf:acme/Q4_K-Models", config.load()).bytes == 20
+    either = r"hf:acme/Q4_K-Models:Q4_K_M or hf:acme/Q4_K-Models:mmproj-Demo-F16.gguf"
+    with pytest.raises(UsageError, match=either):
+        upkeep.remove("hf:acme/Q4_K-Models", config.load())
+    assert upkeep.remove("hf:acme/Q4_K-Models:mmproj-Demo-F16.gguf", config.load()).bytes == 10
+    assert upkeep.remove("hf:acme/Q4_K-Models", config.load()).bytes == 10
 
 
 def test_a_download_whose_names_the_catalogue_lacks_is_found_by_its_quantization(root: Path) -> None:
