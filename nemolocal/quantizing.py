@@ -140,8 +140,8 @@ def quant_named(text: str) -> str:
 def preview(job: Job, target: Path, config: Config) -> Preview:
     """What the file would be; writes nothing.
 
-    Raises UsageError for what is quantized already where that is not allowed, ModelFileError for an
-    importance matrix of another model, EngineError.
+    Raises UsageError for what is quantized already where that is not allowed or would change nothing,
+    ModelFileError for an importance matrix of another model, EngineError.
     """
     changes: list[TensorDone] = []
     needs_importance = False
@@ -153,6 +153,11 @@ def preview(job: Job, target: Path, config: Config) -> Preview:
     _refuse_twice(job, changes)
     _check_importance(job, changes)
     types = {done.name: done.after.upper() for done in changes}
+    if all(done.before == done.after for done in changes):
+        raise UsageError(
+            f"{job.source.path.name} is {job.source.quant} already; nothing of it would change.",
+            hint="Name a smaller quantization.",
+        )
     if set(types) != {tensor.name for tensor in job.source.tensors}:
         raise EngineError(f"llama.cpp found other tensors in {job.source.path.name} than its header lists.")
     result = recast.recast(job.source, job.quant, types, target)

@@ -92,7 +92,7 @@ def _bar(bar: Bar, console: Console, *, marks: Mapping[str, str], head: str, nam
     from rich.text import Text
 
     used = sum(n for what, n in bar.parts if what not in _NOT_OURS)
-    words = f"  {used / units.GIB:.1f} of {units.gib(bar.total_bytes)}"
+    words = f"  {used / units.GIB:.1f} of {units.gib(bar.total_bytes)} for it"
     width = min(max(console.width - len(head) - len(words), _WIDTH_LEAST), _WIDTH_MOST)
     drawn = Text()
     for (what, _), n in zip(bar.parts, cells([n for _, n in bar.parts], width), strict=True):

@@ -38,7 +38,10 @@ def quantize(
     out: Annotated[
         str | None,
         typer.Option(
-            "-o", "--out", help="The file to write; default: beside IN, named by TYPE.", metavar="FILE"
+            "-o",
+            "--out",
+            help="The file to write; default: beside IN, or in the models folder where IN is a repository's.",
+            metavar="FILE",
         ),
     ] = None,
     is_dry: Annotated[
@@ -143,7 +146,7 @@ def _tell_written(written: GgufInfo, config: Config) -> None:
 def _notes(made: Preview) -> list[str]:
     """What a person should know before it is made."""
     lines = [
-        f"{x.n_tensors} tensors become {x.becomes} in place of {' or '.join(x.wanted)}, since their rows of "
+        f"{_tensors(x.n_tensors)} {x.becomes} in place of {' or '.join(x.wanted)}, since their rows of "
         f"{x.row:,} are no whole blocks of it: {_some(x.names)}."
         for x in made.fallbacks
     ]
@@ -156,6 +159,10 @@ def _notes(made: Preview) -> list[str]:
     if made.n_lacking:
         lines.append(f"The importance matrix says nothing of {made.n_lacking} tensors that change.")
     return lines
+
+
+def _tensors(n: int) -> str:
+    return "1 tensor becomes" if n == 1 else f"{n} tensors become"
 
 
 def _some(names: Sequence[str]) -> str:

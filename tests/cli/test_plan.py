@@ -116,7 +116,7 @@ def test_every_device_has_a_bar_within_the_window(
     assert max(map(len, drawn.splitlines())) <= width
     gpus = survey(config.load({"hardware": str(PROFILES / f"{name}.toml")})).gpus
     own = [gpu for gpu in gpus if gpu.state == "ok" and not gpu.shares_ram]
-    bars = [line for line in drawn.splitlines() if " of " in line and line.endswith(" GiB")]
+    bars = [line for line in drawn.splitlines() if " of " in line and line.endswith(" GiB for it")]
     assert len(bars) == len(own) + 1
     assert all(gpu.name in drawn for gpu in gpus if gpu.state == "ok")
     assert "RAM" in drawn
@@ -146,7 +146,7 @@ def test_parts_are_told_without_colours_and_without_blocks(
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     shown = shell("plan", "nemotron-3-nano-30b-a3b", "--hardware", profile)
     assert shown.code == 0
-    bar = next(line for line in shown.out.splitlines() if line.endswith("24.0 GiB"))
+    bar = next(line for line in shown.out.splitlines() if line.endswith("24.0 GiB for it"))
     assert {"#", "K", "S", "B", "o", "-", "/", "."} <= set(bar)
     assert "?" not in bar
     assert "\x1b" not in shown.out
