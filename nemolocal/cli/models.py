@@ -209,7 +209,8 @@ def _model_facts(ref: NamedRef | PathRef, config: Config) -> tuple[Facts, list[F
         "languages": ", ".join(known.languages),
         "parameters": known.n_params,
         "active_parameters": known.n_active_params if known.n_active_params < known.n_params else "",
-        "context": known.n_ctx,
+        "context": known.n_ctx_trained,
+        "context_by_its_maker": known.n_ctx if known.n_ctx != known.n_ctx_trained else "",
         "template": known.template,
         "notes": known.notes,
     }

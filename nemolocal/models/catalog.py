@@ -68,9 +68,9 @@ class CatalogFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogModel:
-    """One model. `n_ctx` is in tokens, `other_repos` hold the same weights as GGUF too and are tried in their
-    order, `template` and `notes` are for people. `family` is shared by models of unlike size that do the
-    same. `must_accept` says that the licence's terms have to be agreed to. `no_reasoning` is the advice where
+    """One model. `n_ctx` is how many tokens its maker names, `n_ctx_trained` what its files are made for.
+    `other_repos` hold the same weights as GGUF too and are tried in their order, `template` and `notes` are
+    for people. `family` is shared by models of unlike size that do the same. `must_accept` says that the licence's terms have to be agreed to. `no_reasoning` is the advice where
     thinking is switched off. `dimensions` is None where they are not known."""
 
     id: str
@@ -93,6 +93,10 @@ class CatalogModel:
     other_repos: tuple[str, ...] = ()
     template: str = ""
     notes: str = ""
+
+    @property
+    def n_ctx_trained(self) -> int:
+        return self.dimensions.n_ctx_train if self.dimensions else self.n_ctx
 
     def file(self, quant: str) -> CatalogFile:
         """The row of a quantization, in any case. Raises ModelNotFoundError."""

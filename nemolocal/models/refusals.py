@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nemolocal.models.wish import Wish
 
 N_CTX_REFUSED = 8_192
-CTX_OFFERS = (65_536, 32_768, 16_384, 8_192, 4_096, 2_048)
+CTX_OFFERED_LEAST = 2_048
 MARGIN_OFFERED = 256 << 20
 HELD_WORTH_TELLING = 512 << 20  # of a card; less belongs to any desktop
 
@@ -86,9 +86,9 @@ def _smallest_change(files: Sequence[Candidate], candidates: Sequence[Candidate]
 def _changes(shape: ModelShape, search: Search) -> Iterator[tuple[str, Search]]:
     """What of the wishes could be given up, each alone."""
     wish, again = search.wish, search.again
-    for n_ctx in CTX_OFFERS:
-        if n_ctx < wish.n_ctx:
-            yield f"--ctx {n_ctx} would fit.", again(n_ctx=n_ctx)
+    for n_ctx in _contexts_below(wish.n_ctx, shape.n_ctx_train):
+        why = ", all that it was trained for" if n_ctx == shape.n_ctx_train else ""
+        yield f"--ctx {n_ctx} would fit{why}.", again(n_ctx=n_ctx)
     if wish.n_slots > 1:
         yield "Fewer --slots would fit.", again(n_slots=1)
     if wish.kv_layout == "split":
@@ -105,6 +105,13 @@ def _changes(shape: ModelShape, search: Search) -> Iterator[tuple[str, Search]]:
         yield "It would fit without --gpu.", search.with_all_gpus()
     if wish.n_ctx:
         yield "It would fit without --ctx, --slots and --kv.", again(n_ctx=0, n_slots=0, kv_type="")
+
+
+def _contexts_below(n_ctx: int, n_trained: int) -> list[int]:
+    """Shorter contexts that may be offered, the longest first: the trained one, and powers of two."""
+    powers = (1 << exponent for exponent in range(n_trained.bit_length()))
+    offered = {n_trained, *(power for power in powers if power >= CTX_OFFERED_LEAST)}
+    return sorted((each for each in offered if each < n_ctx), reverse=True)
 
 
 def largest_holder(search: Search) -> Holder | None:

@@ -36,6 +36,21 @@ def test_what_is_offered_does_fit(wish: Wish, offered: str, kept: Wish) -> None:
     check(plan("demo", LADDER, hardware, kept), hardware)
 
 
+def test_of_a_context_that_is_far_too_long_the_longest_that_fits_is_offered() -> None:
+    n_trained = LADDER[0].shape.n_ctx_train
+    large = machine(gpu(0, "NVIDIA H200", 140, 139), ram_gib=500)
+    wish = Wish(n_ctx=999_999_999)
+    assert refused(LADDER, large, wish) == f"--ctx {n_trained} would fit, all that it was trained for."
+    hint = refused(LADDER, machine(RTX_3060, ram_gib=4), wish)
+    offered = int(hint.split()[1])
+    assert n_trained > offered > 2048
+    check(
+        plan("demo", LADDER, machine(RTX_3060, ram_gib=4), Wish(n_ctx=offered)), machine(RTX_3060, ram_gib=4)
+    )
+    with pytest.raises(DoesNotFitError):
+        plan("demo", LADDER, machine(RTX_3060, ram_gib=4), Wish(n_ctx=2 * offered))
+
+
 def test_a_smaller_margin_is_offered_where_nothing_else_helps() -> None:
     hardware = machine(gpu(0, "NVIDIA GeForce RTX 4060", 8, 5), ram_gib=1)
     assert "--margin-mib 256" in refused(LADDER, hardware)
