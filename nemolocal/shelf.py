@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from nemolocal import config as settings
-from nemolocal import load_settings
+from nemolocal import load_settings, units
 from nemolocal.config import Config
 from nemolocal.downloads import Downloads
-from nemolocal.errors import DoesNotFitError, ModelFileError, NemoLocalError, UsageError
+from nemolocal.errors import DoesNotFitError, HubError, ModelFileError, NemoLocalError, UsageError
 from nemolocal.hardware import Hardware, Monitor
 from nemolocal.models import catalog, fits, hub, offers, overview, planning, reference, upkeep
 from nemolocal.models.catalog import CatalogModel
@@ -204,8 +204,9 @@ class Shelf:
         return self._hits[2]
 
     def repo(self, ref: str) -> Repo:
-        """What a repository of the hub offers, as of the last minutes. Raises UsageError for what names none,
-        ModelNotFoundError where it has no models, HubError, and OfflineError where nothing is known of it."""
+        """What a repository of the hub offers, as of the last minutes, or as it was where the hub refuses to
+        say it again. Raises UsageError for what names none, ModelNotFoundError where it has no models,
+        HubError, and OfflineError where nothing is known of it."""
         parsed = reference.parse(ref)
         if not isinstance(parsed, reference.HubRef):
             raise UsageError(f"'{ref}' names no repository of the hub.", hint="Write hf:OWNER/REPO.")
@@ -213,16 +214,17 @@ class Shelf:
         kept = self._repos.get(parsed.repo)
         if kept and now - kept[0] < ASK_EVERY_S:
             return kept[1]
-        if self._refused and self._refused[0] == parsed.repo and now - self._refused[1] < REFUSED_S:
-            raise self._refused[2]
+        refused = self._refused
+        if refused and refused[0] == parsed.repo and now - refused[1] < REFUSED_S:
+            return _as_before(kept, refused[2])
         try:
             found = self._ask(replace(parsed, quant="", file=""))
         except NemoLocalError as error:
             self._refused = parsed.repo, time.monotonic(), error
-            raise
+            return _as_before(kept, error)
         self._repos[parsed.repo] = now, found
         for name in list(self._repos)[:-N_REPOS_KEPT]:
-            del self._repos[name]
+            self._repos.pop(name, None)  # another thread may have done it
         return found
 
     def _ask(self, ref: reference.HubRef) -> Repo:
@@ -294,6 +296,14 @@ class Shelf:
             load_settings.put(ref, values, self._config)
         else:
             load_settings.forget(ref, self._config)
+
+
+def _as_before(kept: tuple[float, Repo] | None, error: NemoLocalError) -> Repo:
+    """What was known of a repository before the hub refused. Raises the refusal where nothing was."""
+    if kept is None or not isinstance(error, HubError):
+        raise error
+    note = f"{error.message} This is what it held {units.span_of_time(time.monotonic() - kept[0])} ago."
+    return replace(kept[1], note=note)
 
 
 def _runs_well(fit: Fit, machine: Hardware) -> bool:

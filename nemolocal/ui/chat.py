@@ -275,6 +275,7 @@ def _wire_rest(desk: Desk, view: View, shared: Shared) -> gr.events.Dependency:
         desk.new,
         view.tab,
         [view.chat, view.messages, view.composer, view.meter, view.status, view.notice],
+        concurrency_limit=N_ANSWERS,
         **_quietly,
     )
     shared.picker.select(  # not `input`, which fires twice for one choice
@@ -291,6 +292,7 @@ def _wire_rest(desk: Desk, view: View, shared: Shared) -> gr.events.Dependency:
         desk.open,
         None,
         [view.tab, view.chat, view.messages, view.status, shared.picker],
+        concurrency_limit=N_ANSWERS,
         **_quietly,
     )
     return opened

@@ -9,6 +9,9 @@ from typing import Any
 
 import gradio as gr
 
+N_AT_ONCE = 16
+"""So many pages are answered side by side, where one may have to wait for the hub or the hardware."""
+
 
 def html(value: str = "", *, elem_id: str) -> gr.Markdown:
     """A place for HTML without line breaks."""

@@ -32,7 +32,11 @@ def draw(service: Service) -> str:
 def build(service: Service, opened: gr.Button) -> gr.Timer:
     """Draw the tab and wire it; it is filled when `opened` is pressed. Returns the timer that is to run while
     it is seen."""
-    quietly: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+    quietly: dict[str, Any] = {
+        "show_progress": "hidden",
+        "api_visibility": "private",
+        "concurrency_limit": drawn.N_AT_ONCE,
+    }
     machine = drawn.html(elem_id="hardware-machine")
     timer = gr.Timer(REFRESH_EVERY_S, active=False)
     gr.on([opened.click, timer.tick], partial(draw, service), None, machine, **quietly)

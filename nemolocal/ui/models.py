@@ -38,7 +38,10 @@ class Desk:
 
     def open(self, look: Look, *fields: Any) -> list[Any]:
         """The tab was opened. Values for list, detail, files, now and notice."""
-        self.service.shelf.downloads.find_begun()
+        try:
+            self.service.shelf.downloads.find_begun()
+        except Exception as error:  # the page's border; what was begun is not what the tab is for
+            as_problem(error)
         return [self.sight.listed(look), *self.redraw(look, *fields)[:2], self.sight.now(look), ""]
 
     def find(self, words: str | None, shown: str, look: Look) -> list[Any]:
@@ -82,8 +85,15 @@ class Desk:
             return [state, self.sight.listed(look), detail, files, self.sight.now(look)]
         if not self.sight.is_moving():
             return []
-        files = self.sight.files(look, Fields(*fields).values())
-        return [gr.skip(), gr.skip(), gr.skip(), files, self.sight.now(look)]
+        return [gr.skip(), gr.skip(), gr.skip(), self._files(look, fields), self.sight.now(look)]
+
+    def _files(self, look: Look, fields: tuple[Any, ...]) -> Any:
+        """The chosen model's files, or what is shown of them where they cannot be told just now."""
+        try:
+            return self.sight.files(look, Fields(*fields).values())
+        except Exception as error:  # the page's border; whoever caused it was told already
+            as_problem(error)
+            return gr.skip()
 
     # Pressed buttons: values for look, list, detail, files, now, notice, picker, and the fields -----
 
@@ -119,7 +129,7 @@ class Desk:
         look = await self._do(act, ref, look, fields)
         is_load = act in ("load", "load-kept", "reload")
         chat = await asyncio.to_thread(picker.showing, self.service, ref) if is_load else gr.skip()
-        files = await asyncio.to_thread(self.sight.files, look, Fields(*fields).values())
+        files = await asyncio.to_thread(self._files, look, fields)
         return [look, gr.skip(), gr.skip(), files, self.sight.now(look), "", chat]
 
     async def _do(self, act: str, ref: str, look: Look, fields: tuple[Any, ...]) -> Look:
@@ -286,7 +296,11 @@ def _in_turn(desk: Desk, act: Callable[..., Any]) -> Callable[..., Any]:
     return acting
 
 
-_quietly: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+_quietly: dict[str, Any] = {
+    "show_progress": "hidden",
+    "api_visibility": "private",
+    "concurrency_limit": drawn.N_AT_ONCE,
+}
 
 
 def _wire_looks(desk: Desk, view: View, opened: gr.Button, timer: gr.Timer) -> None:
@@ -331,7 +345,6 @@ def _wire_acts(desk: Desk, view: View, chat_picker: gr.Dropdown) -> None:
         [view.presses, view.look, *view.fields],
         [view.look, view.found, view.detail, view.files, view.now, view.said, chat_picker, *view.fields],
         trigger_mode="multiple",
-        concurrency_limit=16,
         **_quietly,
     )
     gr.on(

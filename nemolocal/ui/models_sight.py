@@ -80,11 +80,15 @@ class Sight:
         return self.service.shelf
 
     def listed(self, look: Look) -> str:
-        """The list, or what the hub has for the words."""
+        """The list, or what the hub has for the words; both where the hub has no answer."""
         try:
+            refusal = ""
             if look.is_hub:
-                return models_view.hits(self._hits(look.words), look.words, chosen=look.ref)
-            return models_view.entries(
+                try:
+                    return models_view.hits(self._hits(look.words), look.words, chosen=look.ref)
+                except NemoLocalError as error:
+                    refusal = notice(as_problem(error))
+            return refusal + models_view.entries(
                 self.shelf.entries(),
                 chosen=look.ref,
                 shown=look.shown,
@@ -204,7 +208,7 @@ class Sight:
             fits=grades.fits,
             chosen=look.file,
             best=grades.best,
-            downloads={each.ref: each for each in self.shelf.downloads.all()},
+            downloads={f.ref: found for f in subject.files if (found := self.shelf.downloads.get(f.ref))},
             works={work.ref: work for work in self.works.all()},
             loaded=self.loaded(),
             progress=self.progress(),

@@ -91,7 +91,11 @@ class Desk:
 def build(service: Service, works: Works, page: gr.Blocks, chat_picker: gr.Dropdown) -> None:
     """Draw the proposal and wire it; it is looked up when the page is opened."""
     desk = Desk(service, works)
-    quietly: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+    quietly: dict[str, Any] = {
+        "show_progress": "hidden",
+        "api_visibility": "private",
+        "concurrency_limit": drawn.N_AT_ONCE,
+    }
     found = gr.State(None)
     shown = drawn.html(elem_id="proposal")
     presses = drawn.presses("proposal-presses")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from nemolocal import shelf
 from nemolocal.downloads import Download
 from nemolocal.errors import EngineError
 from nemolocal.hardware import Holder, Sample
@@ -23,7 +24,7 @@ from nemolocal.models.hub import SearchHit
 from nemolocal.models.overview import ListedFile
 from nemolocal.service import LoadedModel, Status
 from nemolocal.shelf import Repo, Shelf
-from nemolocal.ui import hardware_view, models_view, now_view, start, start_view
+from nemolocal.ui import app, hardware_view, models_view, now_view, start, start_view
 from nemolocal.ui.load_fields import AS_PLANNED, Fields, fields_of
 from nemolocal.ui.models import Desk
 from nemolocal.ui.models_sight import Look
@@ -166,8 +167,74 @@ async def test_a_repository_of_the_hub_from_search_to_delete(hub: FakeHub, servi
     await until(lambda: desk.works.all() == ())
     assert store.list_models(service.config) == ()
     hub.status = 503
-    (*_, (_, found)) = desk.find_on_hub("other", look)
+    (*_, (_, found)) = desk.find_on_hub("nemotron 4b", look)
     assert "in trouble" in found
+    assert 'data-ref="nemotron-3-nano-4b"' in found  # what the catalogue has for the words stays
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_hub_that_refuses_stops_nothing_that_is_shown(
+    hub: FakeHub, service: FakeService, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    desk, ref = Desk(service, Works()), "hf:acme/Demo-GGUF:Q8_0"
+    look, (_, detail, files, *_) = await pressed(desk, "open", "hf:acme/Demo-GGUF", Look())
+    hub.stall_after = 70_000
+    await pressed(desk, "download", ref, look)
+    await until(lambda: (service.shelf.downloads.get(ref) or Download(ref)).done_bytes > 0)
+    hub.status = status
+    monkeypatch.setattr(shelf, "ASK_EVERY_S", 0.0)
+    seen, _, detail, files, now = await desk.refresh(PAGE, look, (), *NOTHING)
+    assert "licence: mit" in detail  # as it was before
+    assert "This is what it held" in detail
+    assert "Q4_0" in files
+    assert "70 kB" in now
+    *_, files, now = await desk.refresh(PAGE, look, seen, *NOTHING)
+    assert "Q4_0" in files
+    assert "70 kB" in now
+    unknown = Look("hf:acme/Unknown-GGUF")
+    seen, _, detail, _, now = await desk.refresh(PAGE, unknown, (), *NOTHING)
+    assert "notice-line" in detail
+    for fields in (NOTHING, [1.5, *NOTHING[1:]]):
+        *_, now = await desk.refresh(PAGE, unknown, seen, *fields)
+        assert "70 kB" in now
+    look, (*_, now, said, _, _, _, _, _, _, _, _, _, _) = await pressed(desk, "pause", ref, unknown)
+    assert "paused" in now
+    assert said == ""  # it was paused; that the hub says nothing of the other is no news
+    hub.release.set()
+
+
+def test_repositories_that_other_threads_forget(
+    hub: FakeHub, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Shared(dict[str, Any]):
+        def __iter__(self) -> Iterator[str]:
+            return iter(["acme/Gone-GGUF", *super().__iter__()])
+
+    monkeypatch.setattr(service.shelf, "_repos", Shared())
+    monkeypatch.setattr(shelf, "N_REPOS_KEPT", 1)
+    assert service.shelf.repo("hf:acme/Demo-GGUF").id == "acme/Demo-GGUF"
+
+
+@pytest.mark.anyio
+async def test_one_page_never_waits_for_another(service: FakeService) -> None:
+    waiting = [fn for fn in app.build(service).fns.values() if fn.queue]
+    assert len(waiting) > 10
+    for fn in waiting:
+        assert isinstance(fn.concurrency_limit, int), fn.name
+        assert fn.concurrency_limit > 1, fn.name
+
+
+def test_the_tab_opens_whatever_lies_in_the_folder(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(config: object) -> None:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(begun, "all_of", look)
+    found, *_, said = Desk(service, Works()).open(Look(), *NOTHING)
+    assert 'class="entry"' in found
+    assert said == ""
 
 
 def test_a_repository_can_be_named_outright(hub: FakeHub, service: FakeService) -> None:
