@@ -60,9 +60,11 @@ def load_profile(path: str | Path, *, models_dir: Path | None = None) -> Hardwar
         raise ConfigError(f"{path}: gpu is not a list.", hint="Write each GPU below its own [[gpu]] line.")
     gpus = _number(_gpu(entry, at, f"{path}: gpu {at}") for at, entry in enumerate(entries))
     disk = _table(tables, "disk", _DISK_KEYS, path)
+    is_usable = any(gpu.state == "ok" for gpu in gpus)
+    problem = next((gpu.problem for gpu in gpus if gpu.problem and not is_usable), "")
     return Hardware(
-        mode="gpu" if any(gpu.state == "ok" for gpu in gpus) else "cpu",
-        reason=f"Described by {path.name}, not detected.",
+        mode="gpu" if is_usable else "cpu",
+        reason=problem or f"Described by {path.name}, not detected.",
         gpus=gpus,
         cpu=_cpu(_table(tables, "cpu", _CPU_KEYS, path), path),
         ram=_ram(_table(tables, "ram", _RAM_KEYS, path), path),

@@ -27,6 +27,7 @@ def explain(found: Found, files: Sequence[Candidate], wish: Wish, search: Search
     """Why this file, in these places, with this context."""
     candidate, load, place = found
     yield _where(found, wish, search)
+    yield from _what_cannot_be_used(search)
     if place.gpus and not place.is_whole:
         yield from _what_the_ram_costs(found, search)
     if candidate.shape.is_assumed:
@@ -69,12 +70,24 @@ def _where(found: Found, wish: Wish, search: Search) -> str:
             f"{n_sparse} stay in RAM, where the CPU reads the few that each token needs."
         )
     n = sum(share.n_layers for share in place.shares)
+    if wish.n_gpu_layers == n + 1:  # the output layer counts as one
+        return (
+            f"{n} of {n_layer} layers and the output layer lie on {names}, as asked for; the rest runs on "
+            "the CPU, which is much slower."
+        )
     why = "as asked for" if wish.n_gpu_layers >= 0 else "which is all that fits with this context"
     if candidate.shape.is_assumed:
         return (
             f"About {n / n_layer:.0%} lies on {names}, {why}; the rest runs on the CPU, which is much slower."
         )
     return f"{n} of {n_layer} layers lie on {names}, {why}; the rest runs on the CPU, which is much slower."
+
+
+def _what_cannot_be_used(search: Search) -> Iterator[str]:
+    """The GPUs that are there and do nothing, where that is not told as the reason for the CPU already."""
+    for gpu in search.hardware.gpus:
+        if gpu.state not in ("ok", "mig") and gpu.problem and gpu.problem != search.hardware.reason:
+            yield f"GPU {gpu.index} ({gpu.name}) is not used: {gpu.problem}"
 
 
 def _what_the_ram_costs(found: Found, search: Search) -> Iterator[str]:

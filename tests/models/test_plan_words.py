@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -103,3 +104,15 @@ def test_slots_cost_no_layers_where_each_has_a_large_state() -> None:
     made = plan("m", of_catalog("nemotron-nano-9b-v2"), machine(gpu(0, "GPU", 6, 4.5)))
     assert made.placement.host.n_layers
     assert made.load.n_slots == 1
+
+
+def test_a_gpu_that_cannot_be_used_is_named() -> None:
+    lost = replace(gpu(1, "NVIDIA RTX A6000", 48, 0), state="lost", problem="It has fallen off the bus.")
+    told = plan("demo", LADDER, machine(RTX_4090, lost)).reasons
+    assert "GPU 1 (NVIDIA RTX A6000) is not used: It has fallen off the bus." in told
+
+
+def test_layers_that_were_asked_for_are_counted_as_they_were_asked_for() -> None:
+    n_layer = LADDER[0].shape.n_layer
+    told = plan("demo", LADDER, machine(RTX_4090), Wish(n_gpu_layers=10)).reasons
+    assert any(reason.startswith(f"9 of {n_layer} layers and the output layer lie on") for reason in told)
