@@ -70,8 +70,9 @@ class CatalogFile:
 class CatalogModel:
     """One model. `n_ctx` is how many tokens its maker names, `n_ctx_trained` what its files are made for.
     `other_repos` hold the same weights as GGUF too and are tried in their order, `template` and `notes` are
-    for people. `family` is shared by models of unlike size that do the same. `must_accept` says that the licence's terms have to be agreed to. `no_reasoning` is the advice where
-    thinking is switched off. `dimensions` is None where they are not known."""
+    for people. `family` is shared by models of unlike size that do the same. `must_accept` says that the
+    licence's terms have to be agreed to. `no_reasoning` is the advice where thinking is switched off.
+    `dimensions` is None where they are not known."""
 
     id: str
     name: str
