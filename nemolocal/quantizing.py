@@ -9,7 +9,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -200,7 +200,7 @@ def quantize(
             _check_room_for_rest(part, made.result)
             raise
         written = _whole(part, made.result)
-        _keep(part, target)
+        _keep(part, target, may_replace=may_replace)
     return replace(written, path=target, parts=(target,))
 
 
@@ -292,11 +292,21 @@ def _whole(part: Path, planned: GgufInfo) -> GgufInfo:
     return written
 
 
-def _keep(part: Path, target: Path) -> None:
-    """Bring the bytes to the disk, and give the file its name."""
+def _keep(part: Path, target: Path, *, may_replace: bool) -> None:
+    """Bring the bytes to the disk, and give the file its name. Raises UsageError where somebody else has
+    given it to another file meanwhile, which may not be replaced."""
+    is_new = False
     try:
         with part.open("r+b") as stream:
             os.fsync(stream.fileno())
+        if not may_replace:
+            target.touch(exist_ok=False)  # of two that come at once, one is told
+            is_new = True
         part.replace(target)
+    except FileExistsError:
+        raise UsageError(f"{target} has appeared meanwhile.", hint="Give another -o, or --force.") from None
     except OSError as error:
+        if is_new:
+            with suppress(OSError):
+                target.unlink()
         raise disk.disk_error(error, target) from None

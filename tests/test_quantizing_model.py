@@ -260,6 +260,29 @@ def test_targets_that_are_refused(source: Path, tmp_path: Path, monkeypatch: pyt
     assert files_beside(source) == ["out.gguf", source.name]
 
 
+def test_a_file_that_appears_meanwhile_stays(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = preview(source, "Q8_0")
+    target = made.result.path
+
+    def appear(done_bytes: int, total_bytes: int) -> None:
+        target.write_bytes(b"another's")
+
+    with pytest.raises(UsageError, match="has appeared meanwhile"):
+        quantize(made, progress=appear)
+    assert target.read_bytes() == b"another's"
+    assert files_beside(source) == ["out.gguf", source.name]
+    assert quantize(made, may_replace=True, progress=appear).size_bytes == target.stat().st_size
+    target.unlink()
+
+    def fail(part: Path, target: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(DownloadError, match="Permission denied"):
+        quantize(made)
+    assert files_beside(source) == [source.name]
+
+
 def test_an_interrupt_leaves_the_old_file(source: Path) -> None:
     target = source.with_name("out.gguf")
     target.write_bytes(b"old")
