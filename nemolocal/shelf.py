@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -17,7 +17,7 @@ from nemolocal.downloads import Downloads
 from nemolocal.errors import DoesNotFitError, HubError, ModelFileError, NemoLocalError, UsageError
 from nemolocal.hardware import Hardware, Monitor
 from nemolocal.models import catalog, fits, hub, offers, overview, planning, reference, upkeep
-from nemolocal.models.catalog import CatalogModel
+from nemolocal.models import proposal as proposals
 from nemolocal.models.choice import Candidate
 from nemolocal.models.download import Choice
 from nemolocal.models.fits import Fit
@@ -25,6 +25,7 @@ from nemolocal.models.hub import SearchHit
 from nemolocal.models.learned import Learned
 from nemolocal.models.overview import ListedModel
 from nemolocal.models.plans import Plan
+from nemolocal.models.proposal import Proposal
 from nemolocal.models.repos import HubRepo
 
 LOOK_EVERY_S: Final = 3.0
@@ -35,10 +36,6 @@ REFUSED_S: Final = 20.0
 """So long a repository that could not be had is not asked for again: a silent hub takes its time."""
 N_REPOS_KEPT: Final = 16
 
-PROPOSED_FAMILIES: Final = ("nemotron-3", "nemotron-nano-v2", "llama-nemotron")
-FLUENT_TOKENS_PER_S: Final = 8.0
-"""Slower than this nobody wants to read along."""
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -46,21 +43,6 @@ class Entry:
 
     model: ListedModel
     fit: Fit | None
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A model to begin with: its reference, name, size in bytes, and how it would run. `has_starter` says
-    that the small starter model, which could answer meanwhile, is here, `is_here` that the model is."""
-
-    ref: str
-    name: str
-    size_bytes: int
-    fit: Fit
-    must_accept: bool
-    licence: str
-    has_starter: bool
-    is_here: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,34 +226,21 @@ class Shelf:
         )
 
     def proposal(self) -> Proposal | None:
-        """What to begin with where at most the starter is here: the largest model of the proposed families,
-        the newest family first, that runs well and has room on the disk. The same until the program ends,
-        also when it has arrived. None where there is something else, or nothing runs well.
+        """What to begin with where at most the starter is here; the same until the program ends, while it is
+        fetched and when it has arrived. None where there is something else, or nothing runs well.
         """
         if self.is_proposal_dismissed:
             return None
         models = overview.build(self._config)
         here = {f.ref for m in models for f in m.files if f.state == "local" and not f.problem}
         starters = {ref for ref in here if ref.partition(":")[0] == catalog.STARTER}
-        is_arrived = bool(self._proposed and self._proposed.ref in here)
-        if here - starters - ({self._proposed.ref} if self._proposed else set()):
+        arrived = proposals.arrived(self._proposed, models) if self._proposed else set()
+        if here - starters - arrived:
             return None
-        if self._proposed and is_arrived:
-            return replace(self._proposed, has_starter=bool(starters), is_here=True)
-        self._proposed = self._find_proposal(models, has_starter=bool(starters))
-        return self._proposed
-
-    def _find_proposal(self, models: Iterable[ListedModel], *, has_starter: bool) -> Proposal | None:
-        machine, learned = self._known()
-        for family in PROPOSED_FAMILIES:
-            same = [
-                m.listed for m in models if m.listed and m.listed.family == family and "chat" in m.listed.tags
-            ]
-            for listed in sorted(same, key=lambda m: -m.n_params):
-                fit = fits.fit(listed.id, self._config, machine, learned)
-                if _runs_well(fit, machine):
-                    return _proposal(listed, fit, has_starter=has_starter)
-        return None
+        if self._proposed is None:
+            self._proposed = proposals.find(models, self._config, *self._known())
+        found = self._proposed
+        return found and replace(found, has_starter=bool(starters), is_here=bool(arrived))
 
     # Changing ------------------------------------------------------------------------------------
 
@@ -304,25 +273,3 @@ def _as_before(kept: tuple[float, Repo] | None, error: NemoLocalError) -> Repo:
         raise error
     note = f"{error.message} This is what it held {units.span_of_time(time.monotonic() - kept[0])} ago."
     return replace(kept[1], note=note)
-
-
-def _runs_well(fit: Fit, machine: Hardware) -> bool:
-    if fit.plan is None:
-        return False
-    speed, free_bytes = fit.plan.tokens_per_s, machine.disk_free_bytes
-    is_fluent = speed is None or speed >= FLUENT_TOKENS_PER_S
-    has_room = not free_bytes or fit.plan.candidate.size_bytes < free_bytes
-    return is_fluent and has_room and (fit.grade == "green" if machine.mode == "gpu" else True)
-
-
-def _proposal(listed: CatalogModel, fit: Fit, *, has_starter: bool) -> Proposal:
-    assert fit.plan is not None
-    return Proposal(
-        ref=f"{listed.id}:{fit.plan.candidate.quant}",
-        name=listed.name,
-        size_bytes=fit.plan.candidate.size_bytes,
-        fit=fit,
-        must_accept=listed.must_accept,
-        licence=listed.licence,
-        has_starter=has_starter,
-    )

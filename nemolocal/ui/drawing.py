@@ -25,6 +25,7 @@ KINDS = {
     "free": "free",
 }
 """The parts of a bar, in their order, and the class that colours each."""
+COLOURS = {"green": "Fits", "amber": "With limits", "red": "Does not fit"}
 
 
 def text(value: object) -> str:
@@ -45,6 +46,13 @@ def button(label: str, act: str, ref: str, *, kind: str = "", of: str = "") -> s
         f'<button type="button" class="act {text(kind)}" data-act="{text(act)}" data-ref="{text(ref)}"'
         f"{spoken}>{text(label)}</button>"
     )
+
+
+def dot(grade: str) -> str:
+    """How well something runs, as a colour and, for those who do not see it, in words."""
+    if grade not in COLOURS:
+        return '<span class="dot" aria-hidden="true"></span>'
+    return f'<span class="dot {grade}" role="img" aria-label="{COLOURS[grade]}"></span>'
 
 
 def progress(share: float, label: str) -> str:

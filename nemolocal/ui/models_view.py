@@ -15,10 +15,9 @@ from nemolocal.models.hub import SearchHit
 from nemolocal.models.overview import ListedFile
 from nemolocal.shelf import Entry, Repo
 from nemolocal.ui import drawing, now_view
-from nemolocal.ui.drawing import button, text
+from nemolocal.ui.drawing import button, dot, text
 from nemolocal.ui.works import Work
 
-COLOURS = {"green": "Fits", "amber": "With limits", "red": "Does not fit"}
 N_QUANTS_SHOWN = 4
 NOTHING = '<p class="quiet">Choose a model to see what would run here, and why.</p>'
 LOOKING = '<p class="quiet">Looking…</p>'
@@ -77,18 +76,12 @@ def _row(
     look = "entry chosen" if is_chosen else "entry"
     return (
         f'<button type="button" class="{look}" data-act="open" data-ref="{text(ref)}" '
-        f'aria-pressed="{str(is_chosen).lower()}">{_dot(grade)}'
+        f'aria-pressed="{str(is_chosen).lower()}">{dot(grade)}'
         f'<span class="entry-name">{text(name)}</span>'
         f'<span class="entry-mark">{text(mark)}</span>'
         f'<span class="entry-line"><span>{text(left)}</span>'
         f'<span class="entry-right">{text(right)}</span></span></button>'
     )
-
-
-def _dot(grade: str) -> str:
-    if grade not in COLOURS:
-        return '<span class="dot" aria-hidden="true"></span>'
-    return f'<span class="dot {grade}" role="img" aria-label="{COLOURS[grade]}"></span>'
 
 
 def hits(found: Sequence[SearchHit], words: str, *, chosen: str = "") -> str:
@@ -128,7 +121,12 @@ def head(name: str, id: str, listed: CatalogModel | None) -> str:
     if listed.n_active_params < listed.n_params:
         size += f", {listed.n_active_params / 1e9:.2g} B for each token"
     terms = ", to be accepted before the download" if listed.must_accept else ""
-    about = [listed.maker, size, f"{listed.n_ctx:,} tokens of context", f"licence: {listed.licence}{terms}"]
+    about = [
+        listed.maker,
+        size,
+        f"{listed.n_ctx_trained:,} tokens of context",
+        f"licence: {listed.licence}{terms}",
+    ]
     notes = f"<p>{text(listed.notes)}</p>" if listed.notes else ""
     return _head(name, id, about) + notes
 
@@ -154,7 +152,7 @@ def plan(fit: Fit, machine: Hardware) -> str:
     """How a model would run: the colour, a bar for each device, and the reasons."""
     head = (
         f'<p class="pill {fit.grade}"><span class="dot {fit.grade}"></span>'
-        f"{COLOURS[fit.grade]}{f': {text(fit.words)}' if fit.plan else ''}</p>"
+        f"{drawing.COLOURS[fit.grade]}{f': {text(fit.words)}' if fit.plan else ''}</p>"
     )
     if fit.plan is None:
         return f"{head}<p>{text(fit.why)}</p>"
@@ -214,7 +212,7 @@ def _file(file: ListedFile, shown: Shown) -> str:
     grade = fit.grade if fit else ""
     pick = (
         f'<button type="button" class="pick" data-act="file" data-ref="{text(file.ref)}" '
-        f'aria-pressed="{str(is_chosen).lower()}">{_dot(grade)}'
+        f'aria-pressed="{str(is_chosen).lower()}">{dot(grade)}'
         f"<span>{text(file.quant or file.ref)}</span></button>"
     )
     return (

@@ -133,4 +133,9 @@ def download_acts(download: Download, *, asking: str) -> str:
     cancel = button("Cancel", "cancel" if download.done_bytes else "cancel-yes", ref, of=name)
     if download.state in LIVE:
         return button("Pause", "pause", ref, of=name) + cancel
-    return button("Go on", "download-yes", ref, kind="main", of=name) + cancel
+    return button(go_on_label(download), "download-yes", ref, kind="main", of=name) + cancel
+
+
+def go_on_label(download: Download) -> str:
+    """What the button says that takes one up again."""
+    return "Try again" if download.state == "failed" else "Go on"

@@ -9,8 +9,8 @@ from typing import Any
 import gradio as gr
 
 from nemolocal.models import catalog
+from nemolocal.models.proposal import Proposal
 from nemolocal.service import Service
-from nemolocal.shelf import Proposal
 from nemolocal.ui import drawn, picker, start_view
 from nemolocal.ui.problems import as_problem
 from nemolocal.ui.works import Work, Works

@@ -5,9 +5,9 @@ from __future__ import annotations
 from nemolocal import units
 from nemolocal.downloads import Download
 from nemolocal.models import catalog
-from nemolocal.shelf import Proposal
-from nemolocal.ui.drawing import button, text
-from nemolocal.ui.now_view import LIVE, doing, downloading
+from nemolocal.models.proposal import Proposal
+from nemolocal.ui.drawing import button, dot, text
+from nemolocal.ui.now_view import LIVE, doing, downloading, go_on_label
 from nemolocal.ui.works import Work
 
 
@@ -37,14 +37,34 @@ def proposal(
     if download and download.state in LIVE:
         return _box(f"{name}: {downloading(download)}", button("Pause", "pause", found.ref))
     if download:
-        go_on = button("Go on", "download-yes", found.ref, kind="main")
+        go_on = button(go_on_label(download), "download-yes", found.ref, kind="main")
         return _box(f"{name}: {downloading(download)}", go_on + button("Others", "models", "") + dismiss)
     licence = f" Its licence: {found.licence}." if found.must_accept else ""
-    how = f"({found.fit.words}, {units.size(found.size_bytes)} to download)"
     meanwhile, small = _meanwhile(found, starter)
     label = "Accept and download" if found.must_accept else "Download"
     acts = button(label, "download-yes", found.ref, kind="main") + small + button("Others", "models", "")
-    return _box(f"{name} {text(f'would run here {how}.{licence}')} {meanwhile}", acts + dismiss)
+    told = f"{dot(found.fit.grade)} {name} {text(f'{_how(found)}.{licence}')} {meanwhile}"
+    return _box(told, acts + dismiss)
+
+
+def _how(found: Proposal) -> str:
+    """How well it would run, where and how fast, and which file that is."""
+    plan = found.fit.plan
+    assert plan is not None
+    place = plan.placement
+    cards = "GPUs" if len(place.gpus) > 1 else "GPU"
+    where = f"the {cards} and the CPU" if place.gpus else "the CPU"
+    if place.is_whole:
+        where = f"the {cards} alone"
+    well = "well here" if found.fit.grade == "green" else "here with limits"
+    facts = [
+        f"the file {plan.candidate.quant}",
+        f"{units.size(found.size_bytes)} to download",
+        f"{plan.load.n_ctx:,} tokens of context",
+    ]
+    if plan.tokens_per_s:
+        facts.append(f"about {plan.tokens_per_s:.0f} tokens a second (forecast)")
+    return f"would run {well}, on {where}: {', '.join(facts)}"
 
 
 def _box(told: str, acts: str) -> str:

@@ -16,12 +16,13 @@ import pytest
 from nemolocal import shelf
 from nemolocal.downloads import Download
 from nemolocal.errors import EngineError
-from nemolocal.hardware import Holder, Sample
+from nemolocal.hardware import Hardware, Holder, Sample
 from nemolocal.models import begun, catalog, store
 from nemolocal.models.download import Choice
 from nemolocal.models.fits import Fit
 from nemolocal.models.hub import SearchHit
 from nemolocal.models.overview import ListedFile
+from nemolocal.models.proposal import Proposal
 from nemolocal.service import LoadedModel, Status
 from nemolocal.shelf import Repo, Shelf
 from nemolocal.ui import app, hardware_view, models_view, now_view, start, start_view
@@ -444,7 +445,12 @@ def test_a_first_start_proposes_what_runs_well(service: FakeService) -> None:
     assert found
     assert found.fit.grade == "green"
     assert found.ref.startswith("nemotron-3-nano-4b:")
-    assert "3.1 GB to download" in start_view.proposal(found, None)
+    told = start_view.proposal(found, None)
+    assert (
+        "would run well here, on the GPU alone: the file Q5_K_M, 3.1 GB to download, 131,072 tokens" in told
+    )
+    assert "tokens a second (forecast)" in told
+    assert 'class="dot green"' in told
     running = Download(found.ref, "running", 1_000_000_000, 3_000_000_000, 50e6)
     assert "1.0 GB of 3.0 GB, 50 MB/s, 40 s left" in start_view.proposal(found, running)
     assert 'data-act="load"' in start_view.proposal(found, Download(found.ref, "done"))
@@ -458,11 +464,82 @@ def test_a_first_start_proposes_what_runs_well(service: FakeService) -> None:
     assert service.shelf.proposal() is None  # there is something else already
 
 
+def proposed(service: FakeService, machine: Hardware) -> Proposal | None:
+    """By a program that has just begun."""
+    shelf = Shelf(service.config, detect=lambda: machine)
+    try:
+        return shelf.proposal()
+    finally:
+        shelf.close()
+
+
+def begin(service: FakeService, found: Proposal, n_bytes: int) -> None:
+    """Let so many bytes of what is proposed have arrived; the file is sparse."""
+    listed = catalog.load().get(found.ref.partition(":")[0])
+    assert listed
+    row = listed.file(found.ref.partition(":")[2])
+    target = store.target_path(service.config.models_dir, row.repo, row.names[0])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.with_name(f"{target.name}.0123abcd.partial").open("wb") as stream:
+        stream.truncate(n_bytes)
+
+
 def test_what_has_no_room_on_the_disk_is_not_proposed(service: FakeService) -> None:
-    small = replace(DESK, disk_free_bytes=1_000_000_000)
-    service.shelf = Shelf(service.config, detect=lambda: small)
-    assert service.shelf.proposal() is None
+    assert proposed(service, replace(DESK, disk_free_bytes=1_000_000_000)) is None
+
+
+def test_what_is_proposed_stays_while_it_is_fetched(service: FakeService) -> None:
+    """Its bytes take the room on the disk that it needs."""
+    free_bytes = 4_000_000_000
+    service.shelf = Shelf(
+        service.config, detect=lambda: replace(DESK, disk_free_bytes=free_bytes, warnings=(str(free_bytes),))
+    )
+    found = service.shelf.proposal()
+    assert found
+    begin(service, found, 2_500_000_000)
+    free_bytes -= 2_500_000_000
+    service.shelf._looked = None
+    assert service.shelf.proposal() == found
+    again = proposed(service, replace(DESK, disk_free_bytes=free_bytes))  # after a restart
+    assert again
+    assert again.ref == found.ref
+    assert proposed(service, replace(DESK, disk_free_bytes=500_000_000)) is None
     service.shelf.close()
+
+
+def test_what_has_begun_is_proposed_before_what_would_be_chosen_now(service: FakeService) -> None:
+    found = proposed(service, DESK)
+    assert found
+    begin(service, found, 1_000)
+    larger = machine(("NVIDIA GeForce RTX 5090", 32))
+    assert (proposed(service, larger) or found).ref == found.ref
+    (service.config.models_dir / "x").mkdir()
+    for path in service.config.models_dir.rglob("*.partial"):
+        path.unlink()
+    assert (proposed(service, larger) or found).ref != found.ref
+
+
+def test_without_a_gpu_only_what_leaves_room_is_proposed(service: FakeService) -> None:
+    bare = machine()
+    for available_gib, is_proposed in ((24, True), (10, True), (5, False), (3, False)):
+        ram = replace(bare.ram, total_bytes=32 << 30, available_bytes=available_gib << 30)
+        found = proposed(service, replace(bare, ram=ram))
+        assert bool(found) is is_proposed, available_gib
+        if found and found.fit.plan:
+            assert found.fit.plan.placement.ram_bytes <= ram.available_bytes / 2
+            told = start_view.proposal(found, None)
+            assert 'class="dot amber"' in told
+            assert "would run here with limits, on the CPU: the file" in told
+
+
+def test_a_failed_download_is_tried_again_and_a_paused_one_gone_on_with(service: FakeService) -> None:
+    found = service.shelf.proposal()
+    assert found
+    failed, paused = Download(found.ref, "failed", problem="Gone."), Download(found.ref, "paused")
+    for drawn in (start_view.proposal(found, failed), now_view.download_acts(failed, asking="")):
+        assert "Try again" in drawn
+        assert "Go on" not in drawn
+    assert "Go on" in start_view.proposal(found, paused)
 
 
 @pytest.mark.anyio
@@ -470,7 +547,7 @@ async def test_what_was_proposed_is_offered_once_it_has_arrived(service: FakeSer
     desk = start.Desk(service, Works())
     found, html, timer = desk.open()
     assert timer.active
-    assert "would run here" in html
+    assert "would run well here" in html
     repo = service.config.models_dir / "unsloth" / "NVIDIA-Nemotron-3-Nano-4B-GGUF"
     repo.mkdir(parents=True)
     synthetic.write_tiny(repo / f"NVIDIA-Nemotron-3-Nano-4B-{found.fit.quant}.gguf")

@@ -84,7 +84,7 @@ def test_a_first_start_proposes_a_model(site: Site, tab: Tab) -> None:
     page = tab.page
     page.reload()
     tab.ready()
-    expect(page.locator("#proposal .proposal")).to_contain_text("would run here")
+    expect(page.locator("#proposal .proposal")).to_contain_text("would run well here")
     page.locator("#proposal").get_by_text("Others", exact=True).click()
     expect(page.locator("#models-list .entry").first).to_be_visible()
     page.click("#nav-chat")
