@@ -30,13 +30,24 @@ def pull(
         str,
         typer.Argument(metavar="REF", help="ID[:QUANT] of the catalogue, or hf:OWNER/REPO[:QUANT or FILE]."),
     ],
+    is_accepted: Annotated[
+        bool, typer.Option("--accept-licence", help="Accept the model's licence; do not ask.", metavar="")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Download a model: without a quantization, the file that fits this machine best.
 
-    What was begun before is taken up where it stopped.
+    What was begun before is taken up where it stopped. Where a licence has to be accepted, you are asked;
+    without a terminal it is named, and to use the model is to accept it.
     """
-    model = fetch(fitting(ref, config), config)
+    chosen = fitting(ref, config)
+    terms = "" if is_accepted or _is_here(chosen, config) else _terms(chosen, config)
+    is_asked = _can_ask() and not as_json
+    if terms and is_asked:
+        _ask_for_licence(chosen, terms)
+    model = fetch(chosen, config)
+    if terms and not is_asked:  # not before, since what goes wrong is told in one line
+        output.note(f"To use {model.ref} is to accept its licence: {terms}.")
     if as_json:
         output.print_json(local_json(model))
     else:
@@ -63,6 +74,31 @@ def fitting(ref: str, config: Config) -> str:
     if isinstance(parsed, reference.NamedRef):
         return f"{parsed.name}:{plan.candidate.quant}"
     return ref if plan.candidate.is_local else plan.candidate.file
+
+
+def _is_here(ref: str, config: Config) -> bool:
+    from nemolocal.models import reference, store
+
+    return bool(store.find(reference.parse(ref), config))
+
+
+def _ask_for_licence(ref: str, terms: str) -> None:
+    """Raises UsageError where the person says no."""
+    if not typer.confirm(f"The licence of {ref}: {terms}. Do you accept it?", default=False, err=True):
+        raise UsageError(
+            f"{ref} was not downloaded, since its licence was not accepted.",
+            hint="`nemolocal models show REF` names the licence of another model.",
+        )
+
+
+def _terms(ref: str, config: Config) -> str:
+    """The licence that has to be accepted and where it can be read, "" where none has to be."""
+    from nemolocal.models import catalog, hub, reference
+
+    listed = catalog.load().of_ref(reference.parse(ref))
+    if listed is None or not listed.must_accept:
+        return ""
+    return f"{listed.licence} ({hub.endpoint(config)}/{listed.repo})"
 
 
 def fetch(ref: str, config: Config) -> LocalModel:
@@ -123,7 +159,9 @@ def _confirm(error: ModelNotFoundError, ref: str, config: Config) -> bool:
     from nemolocal.models import download
 
     choice = download.usual_choice(download.choices(ref, config), ref)
-    question = f"{error.message} Fetch {choice.ref} ({units.size(choice.bytes)}) now?"
+    terms = _terms(ref, config)
+    accepting = f" That accepts its licence: {terms}." if terms else ""
+    question = f"{error.message} Fetch {choice.ref} ({units.size(choice.bytes)}) now?{accepting}"
     return typer.confirm(question, default=True, err=True)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from nemolocal import config
 from nemolocal.errors import ConfigError, ModelNotFoundError
 from nemolocal.models import shape
-from nemolocal.models.reference import NamedRef, is_plain_path, is_repo, part_names
+from nemolocal.models.reference import HubRef, NamedRef, Reference, is_plain_path, is_repo, part_names
 
 STARTER = "starter"
 
@@ -137,6 +137,12 @@ class Catalog:
         if model is None:
             raise ModelNotFoundError(f"No model is called '{ref.name}'.", hint=self.hint_for(ref.name))
         return model, model.file(ref.quant) if ref.quant else None
+
+    def of_ref(self, ref: Reference) -> CatalogModel | None:
+        """The model that a reference means by its id or by a repository that holds it."""
+        if isinstance(ref, HubRef):
+            return self.of_repo(ref.repo)
+        return self.get(ref.name) if isinstance(ref, NamedRef) else None
 
     def smaller_ones(self, model: CatalogModel) -> tuple[CatalogModel, ...]:
         """Smaller models of the same family, the largest first."""

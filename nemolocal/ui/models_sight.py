@@ -268,10 +268,7 @@ def listed_id(ref: str) -> str:
 
 
 def _of_catalog(ref: str) -> CatalogModel | None:
-    parsed, known = reference.parse(ref), catalog.load()
-    if isinstance(parsed, reference.HubRef):
-        return known.of_repo(parsed.repo)
-    return known.get(parsed.name) if isinstance(parsed, reference.NamedRef) else None
+    return catalog.load().of_ref(reference.parse(ref))
 
 
 def _key(look: Look, values: Values) -> str:

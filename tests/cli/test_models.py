@@ -12,6 +12,7 @@ from nemolocal import config
 from nemolocal.cli import pull
 from nemolocal.errors import ModelNotFoundError
 from nemolocal.models import catalog, reference, store
+from nemolocal.models.reference import NamedRef
 from nemolocal.service import Service
 from tests import fake_hub, synthetic
 from tests.cli.conftest import Cli, is_one_error
@@ -248,6 +249,52 @@ def test_pull_verify_rm(cli: Cli, published: fake_hub.FakeHub, models_dir: Path)
     assert is_one_error(cli("models", "rm", ref), 1)
 
 
+TERMS = "nemotron-3-nano-4b:Q4_K_M"
+
+
+@pytest.fixture
+def with_terms(hub: fake_hub.FakeHub, tiny: Path) -> fake_hub.FakeHub:
+    """A hub that has a model whose licence has to be accepted."""
+    row = catalog.load().find(NamedRef("nemotron-3-nano-4b", "Q4_K_M"))[1]
+    assert row
+    hub.add(row.repo, {row.names[0]: tiny.read_bytes()})
+    return hub
+
+
+def test_a_licence_is_asked_about_at_a_terminal(
+    cli: Cli, with_terms: fake_hub.FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, questions = [False, True], []
+
+    def confirm(text: str, **options: object) -> bool:
+        questions.append(text)
+        return answers.pop(0)
+
+    monkeypatch.setattr(pull, "_can_ask", lambda: True)
+    monkeypatch.setattr(typer, "confirm", confirm)
+    refused = cli("models", "pull", TERMS)
+    assert is_one_error(refused, 2), refused
+    assert "was not accepted" in refused.err
+    assert with_terms.transfers() == []
+    assert cli("models", "pull", TERMS).code == 0
+    assert all("NVIDIA" in question and with_terms.url in question for question in questions)
+    assert cli("models", "pull", TERMS).code == 0  # it is here
+    assert len(questions) == 2
+    assert cli("models", "rm", TERMS).code == 0
+    assert cli("models", "pull", TERMS, "--accept-licence").code == 0
+    assert cli("models", "rm", TERMS).code == 0
+    assert cli("models", "pull", TERMS, "--json").code == 0
+    assert len(questions) == 2  # nor is a program asked
+
+
+def test_a_script_is_told_of_the_licence_and_goes_on(cli: Cli, with_terms: fake_hub.FakeHub) -> None:
+    pulled = cli("models", "pull", "hf:unsloth/NVIDIA-Nemotron-3-Nano-4B-GGUF:Q4_K_M", "--json")
+    assert pulled.code == 0
+    assert "is to accept its licence: NVIDIA" in pulled.err
+    assert json.loads(pulled.out)["quant"] == "Q4_K_M"
+    assert "licence" not in cli("models", "pull", TERMS).err
+
+
 def test_pull_that_breaks_off_and_goes_on(cli: Cli, published: fake_hub.FakeHub, tiny: Path) -> None:
     ref = f"hf:{REPO}:Q8_0"
     published.status = 503
@@ -319,6 +366,7 @@ def test_the_offer_names_what_will_be_fetched(
     with pytest.raises(ModelNotFoundError):  # nothing was really fetched
         pull.ensure_local(Service(config.load()), "nemotron-3-nano-4b")
     assert fetched[0] in asked[0]
+    assert "That accepts its licence: NVIDIA" in asked[0]
     assert fetched != ["nemotron-3-nano-4b:Q4_K_M"]  # what is usual where no plan is made
 
 
