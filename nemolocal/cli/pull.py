@@ -41,7 +41,7 @@ def pull(
     without a terminal it is named, and to use the model is to accept it.
     """
     chosen = fitting(ref, config)
-    terms = "" if is_accepted or _is_here(chosen, config) else _terms(chosen, config)
+    terms = "" if is_accepted else _terms(chosen, config)
     is_asked = _can_ask() and not as_json
     if terms and is_asked:
         _ask_for_licence(chosen, terms)
@@ -76,12 +76,6 @@ def fitting(ref: str, config: Config) -> str:
     return ref if plan.candidate.is_local else plan.candidate.file
 
 
-def _is_here(ref: str, config: Config) -> bool:
-    from nemolocal.models import reference, store
-
-    return bool(store.find(reference.parse(ref), config))
-
-
 def _ask_for_licence(ref: str, terms: str) -> None:
     """Raises UsageError where the person says no."""
     if not typer.confirm(f"The licence of {ref}: {terms}. Do you accept it?", default=False, err=True):
@@ -92,11 +86,13 @@ def _ask_for_licence(ref: str, terms: str) -> None:
 
 
 def _terms(ref: str, config: Config) -> str:
-    """The licence that has to be accepted and where it can be read, "" where none has to be."""
-    from nemolocal.models import catalog, hub, reference
+    """The licence that has to be accepted and where it can be read, "" where none has to be, or where the
+    model is here."""
+    from nemolocal.models import catalog, hub, reference, store
 
-    listed = catalog.load().of_ref(reference.parse(ref))
-    if listed is None or not listed.must_accept:
+    parsed = reference.parse(ref)
+    listed = catalog.load().of_ref(parsed)
+    if listed is None or not listed.must_accept or store.find(parsed, config):
         return ""
     return f"{listed.licence} ({hub.endpoint(config)}/{listed.repo})"
 

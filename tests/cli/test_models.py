@@ -287,6 +287,12 @@ def test_a_licence_is_asked_about_at_a_terminal(
     assert len(questions) == 2  # nor is a program asked
 
 
+def test_a_path_is_not_pulled(cli: Cli) -> None:
+    result = cli("models", "pull", "mine.gguf")
+    assert is_one_error(result, 2), result
+    assert "nemolocal models import" in result.err
+
+
 def test_a_script_is_told_of_the_licence_and_goes_on(cli: Cli, with_terms: fake_hub.FakeHub) -> None:
     pulled = cli("models", "pull", "hf:unsloth/NVIDIA-Nemotron-3-Nano-4B-GGUF:Q4_K_M", "--json")
     assert pulled.code == 0
