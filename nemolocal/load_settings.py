@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -31,6 +32,7 @@ KEPT: Final = (
     "gpu_layers",
     "lora",
     "draft",
+    "margin_mib",
 )
 """The settings that can be kept for a model."""
 
@@ -39,19 +41,24 @@ SOURCE: Final = "model"
 
 _WEAKER: Final = ("default", "file")
 
+Kept = Mapping[str, Mapping[str, Any]]
 
-def get(ref: str, config: Config) -> dict[str, Any]:
-    """What is kept for the model of this reference, in the settings' own types; {} where nothing is. A value
+
+def kept(config: Config) -> Kept:
+    """What is kept for each model, in the settings' own types, by its reference in small letters. A value
     that cannot be used is logged and left out, and so is all of it where the database cannot be read."""
     try:
         with database.reading(config) as connection:
-            row = connection.execute(
-                "SELECT settings_json FROM load_settings WHERE ref = ?", (ref,)
-            ).fetchone()
+            rows = connection.execute("SELECT ref, settings_json FROM load_settings").fetchall()
     except DatabaseError as error:
-        log.warning("the load settings kept for %s are left out: %s", ref, error)
+        log.warning("the load settings kept for models are left out: %s", error)
         return {}
-    return _usable(ref, row[0], config) if row else {}
+    return {ref.casefold(): _usable(ref, text, config) for ref, text in rows}
+
+
+def get(ref: str, config: Config) -> dict[str, Any]:
+    """What is kept for the model of this reference; {} where nothing is."""
+    return dict(kept(config).get(ref.casefold(), {}))
 
 
 def put(ref: str, values: Mapping[str, Any], config: Config) -> None:
@@ -65,24 +72,38 @@ def put(ref: str, values: Mapping[str, Any], config: Config) -> None:
     checked = settings.with_values(config, given, source=SOURCE, where=where).settings
     text = json.dumps({key: getattr(checked, key) for key in given})
     with database.session(config) as connection:
-        connection.execute("INSERT OR REPLACE INTO load_settings VALUES (?, ?)", (ref, text))
+        _forget(ref, connection)
+        connection.execute("INSERT INTO load_settings VALUES (?, ?)", (ref, text))
 
 
 def forget(ref: str, config: Config) -> None:
     """Keep nothing for this model any more. Raises DatabaseError."""
     with database.session(config) as connection:
-        connection.execute("DELETE FROM load_settings WHERE ref = ?", (ref,))
+        _forget(ref, connection)
 
 
-def applied(config: Config, refs: Iterable[str]) -> Config:
+def _forget(ref: str, connection: sqlite3.Connection) -> None:
+    kept_as = [row[0] for row in connection.execute("SELECT ref FROM load_settings")]
+    same = [(each,) for each in kept_as if each.casefold() == ref.casefold()]
+    connection.executemany("DELETE FROM load_settings WHERE ref = ?", same)
+
+
+def applied(config: Config, refs: Iterable[str], among: Kept | None = None) -> Config:
     """The configuration for the model that goes by these references, with what is kept for the first of them
-    that has anything. What a flag, the environment or the page says for this once is stronger."""
-    for ref in refs:
-        kept = get(ref, config)
-        if kept:
-            weaker = {key: value for key, value in kept.items() if config.sources[key] in _WEAKER}
-            return settings.with_values(config, weaker, source=SOURCE, where=f"The load settings of {ref}")
+    that has anything; what is kept for a model holds for each of its files (ID:QUANT), too. What a flag, the
+    environment or the page says for this once is stronger. `among` is what `kept` said a moment ago."""
+    found = kept(config) if among is None else among
+    for name in (name for ref in refs for name in _names(ref)):
+        if values := found.get(name.casefold()):
+            weaker = {key: value for key, value in values.items() if config.sources[key] in _WEAKER}
+            return settings.with_values(config, weaker, source=SOURCE, where=f"The load settings of {name}")
     return config
+
+
+def _names(ref: str) -> tuple[str, ...]:
+    """A reference, and without its quantization or file."""
+    model, colon, _ = ref.rpartition(":")
+    return (ref, model) if colon else (ref,)
 
 
 def _usable(ref: str, text: str, config: Config) -> dict[str, Any]:

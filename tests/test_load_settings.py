@@ -101,3 +101,17 @@ def test_a_database_that_cannot_be_read_is_logged_and_stops_nothing(heard: pytes
     (settings.paths.data / database.FILE).write_bytes(b"nonsense" * 100)
     assert load_settings.applied(settings, [REF]) is settings
     assert "cannot be used" in heard.text
+
+
+def test_what_is_kept_for_a_model_holds_for_its_files_and_in_any_case() -> None:
+    settings = config.load()
+    load_settings.put("Nano", {"ctx": 8192}, settings)
+    for refs in (["nano"], ["NANO:q4_k_m"], ["other", "nano:Q8_0"]):
+        assert load_settings.applied(settings, refs).settings.ctx == 8192
+    load_settings.put("nano:Q4_K_M", {"ctx": 4096}, settings)
+    assert load_settings.applied(settings, ["nano:q4_k_m"]).settings.ctx == 4096
+    assert load_settings.applied(settings, ["nano:Q8_0"]).settings.ctx == 8192
+    load_settings.put("nano", {"ctx": 2048}, settings)
+    assert load_settings.applied(settings, ["Nano"]).settings.ctx == 2048
+    load_settings.forget("NANO", settings)
+    assert load_settings.applied(settings, ["nano", "nano:Q8_0"]).settings.ctx == 0

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from nemolocal import load_settings
 from nemolocal.config import Config
 from nemolocal.errors import DoesNotFitError, ModelFileError, UsageError
 from nemolocal.hardware import Hardware
@@ -51,10 +52,12 @@ def of_plan(plan: Plan) -> Fit:
 def all_of(
     models: Iterable[ListedModel], config: Config, hardware: Hardware, learned: Learned | None = None
 ) -> dict[str, Fit]:
-    """The fit of each model by its id; models whose files cannot be used are left out."""
+    """The fit of each model by its id, with the settings that are kept for it; models whose files cannot be
+    used are left out."""
     learned = measured.learned(config, hardware) if learned is None else learned
+    kept = load_settings.kept(config)
     return {
-        model.id: fit(model.id, config, hardware, learned)
+        model.id: fit(model.id, load_settings.applied(config, [model.id], kept), hardware, learned)
         for model in models
         if any(file.local is None or file.local.is_usable for file in model.files)
     }

@@ -116,6 +116,8 @@ def _why_cpu(wish: Wish, search: Search) -> str:
 
 def _about_quant(found: Found, files: Sequence[Candidate], search: Search) -> str:
     candidate, load, place = found
+    if candidate.is_local and (elsewhere := _better_elsewhere(candidate, files, search)):
+        return f"{candidate.quant} is here already; {elsewhere} would suit better, after its download."
     classes = choice.prefer(files, aim=search.aim_rank)
     wanted = [*classes.good, *classes.fair, *classes.poor]
     larger = [c for c in wanted if c.size_bytes > candidate.size_bytes]
@@ -123,9 +125,6 @@ def _about_quant(found: Found, files: Sequence[Candidate], search: Search) -> st
         return f"{candidate.quant} is the best of those whose bytes are worth their room."
     if not larger:
         return f"{candidate.quant}: on a CPU each token reads every weight, so more bytes would be slower."
-    best = larger[0]
-    if candidate.is_local and not best.is_local:
-        return f"{candidate.quant} is here already; {best.quant} would have to be downloaded."
     if place.gpus and not place.is_whole and search.wish.n_gpu_layers >= 0:
         return f"{candidate.quant} is the best that fits with so many layers on the GPUs."
     if place.gpus and not place.is_whole:
@@ -142,6 +141,14 @@ def _about_quant(found: Found, files: Sequence[Candidate], search: Search) -> st
     if search.place(better, load):
         return f"{candidate.quant} leaves room for a longer context than {better.quant}."
     return f"{candidate.quant} is the best that fits; {better.quant} does not: {lacks} {room}."
+
+
+def _better_elsewhere(candidate: Candidate, files: Sequence[Candidate], search: Search) -> str:
+    """The quantization that would be taken if all files were here; "" where that is the one that is."""
+    if all(c.is_local for c in files):
+        return ""
+    best = search.any(files)
+    return best[0].quant if best and not best[0].is_local and best[0].quant != candidate.quant else ""
 
 
 def _needed_bytes(candidate: Candidate, load: Load, search: Search) -> int:
@@ -189,8 +196,8 @@ def _about_slots(candidate: Candidate, load: Load, wish: Wish) -> str:
     if wish.n_slots:
         return f"{answers} at a time, as asked for."
     if candidate.shape.state_bytes:
-        each = candidate.shape.state_bytes / (1 << 20)
-        return f"{answers} at a time; each keeps a state of {each:.0f} MiB."
+        each = gib(candidate.shape.state_bytes, n_digits=2)
+        return f"{answers} at a time; each keeps a state of {each}."
     return f"{answers} at a time, which share the context."
 
 

@@ -17,7 +17,7 @@ from nemolocal.models import wish as wishes
 from nemolocal.models.choice import Candidate
 from nemolocal.models.learned import Learned, placed
 from nemolocal.models.plans import Bar, Plan
-from nemolocal.models.search import Search
+from nemolocal.models.search import Found, Search
 from nemolocal.models.wish import N_SLOTS_MOST, Wish
 
 __all__ = ["GIB", "N_SLOTS_MOST", "Bar", "Candidate", "Plan", "Wish", "plan"]
@@ -35,10 +35,10 @@ def plan(
     """Choose among the files of one model, given in any order, for this hardware.
 
     On GPUs the best quantization that the aim goes up to and that fits whole is taken, of the files that are
-    here if one of them does. What gives way, one on top of the other: the context down to 16k, the next
-    lower quantization, the cache to q8_0 where that saves more than it costs, the context down to 8k (again
-    with the best quantization that fits), the number of slots, experts to the RAM, layers to the CPU. On a
-    CPU the Q4 class is preferred.
+    here if one of them does; where none fits whole, of those that are here if one fits at all. What gives
+    way, one on top of the other: the context down to 16k, the next lower quantization, the cache to q8_0
+    where that saves more than it costs, the context down to 8k (again with the best quantization that fits),
+    the number of slots, experts to the RAM, layers to the CPU. On a CPU the Q4 class is preferred.
 
     More memory, on whichever device, never makes a plan worse in this order, and never makes none of one. So
     as long as all of it is on GPUs, more memory gives a lower quantization only for a context that no longer
@@ -56,8 +56,7 @@ def plan(
     gpus = wishes.gpus(hardware, wish)
     wishes.check(wish, files, gpus, hardware)
     search = Search(hardware, wishes.within(files[0].shape, wish), gpus, learned)
-    here = [c for c in files if c.is_local]
-    found = (search.whole(here) if here and len(here) < len(files) else None) or search.any(files)
+    found = _find(search, files)
     if found is None:
         raise refusals.refusal(model, files, candidates, search)
     candidate, load, place = found = surplus.spend(search, found)
@@ -75,3 +74,12 @@ def plan(
         measured_tokens_per_s=learned.tokens_per_s.get(placed(candidate.file, place)),
         kept_bytes=wish.kept_bytes,
     )
+
+
+def _find(search: Search, files: Sequence[Candidate]) -> Found | None:
+    """The best way. What is here goes first, but for a file that would fit whole where none that is here
+    does: that is worth a download."""
+    here = [c for c in files if c.is_local]
+    if not here or len(here) == len(files):
+        return search.any(files)
+    return search.whole(here) or search.whole(files) or search.any(here) or search.any(files)

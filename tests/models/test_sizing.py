@@ -183,7 +183,7 @@ def test_slots_of_a_hybrid_are_as_many_as_leave_room_for_their_states() -> None:
         check(made, machine(card))
         assert made.placement.shares[0].state_bytes == made.candidate.shape.state_bytes * made.load.n_slots
     assert small.load.n_slots < large.load.n_slots == N_SLOTS_MOST
-    assert any("MiB" in reason and "at a time" in reason for reason in small.reasons)
+    assert any("a state of 0." in reason and "at a time" in reason for reason in small.reasons)
 
 
 def test_what_was_asked_for_is_kept() -> None:
@@ -343,3 +343,15 @@ def test_a_plan_can_be_made_from_a_file(tmp_path: Path) -> None:
     check(made, machine(RTX_3060))
     assert made.placement.n_gpu_layers == 7  # five blocks, the one for prediction, the output layer
     assert made.load.n_ctx == 1024
+
+
+def test_where_nothing_fits_whole_what_is_here_is_planned() -> None:
+    """It is what will be loaded; a file that would fit whole is worth its download all the same."""
+    only = [replace(c, is_local=c.quant == "Q8_0") for c in LADDER]
+    assert plan("demo", only, machine(ram_gib=64)).candidate.quant == "Q8_0"
+    small = machine(gpu(0, "NVIDIA GeForce RTX 4060", 8, 3), ram_gib=64)
+    assert plan("demo", LADDER, small).candidate.quant != "Q8_0"
+    assert plan("demo", only, small).candidate.quant == "Q8_0"
+    assert not plan("demo", only, machine(gpu(0, "NVIDIA GeForce RTX 4060", 8, 7.6))).candidate.is_local
+    told = plan("demo", only, machine(ram_gib=64)).reasons
+    assert any("Q4_K_M" in reason and "download" in reason for reason in told), told
