@@ -108,6 +108,16 @@ class Shelf:
         """The same as it would be with nothing of ours loaded."""
         return self._look(LOOK_EVERY_S)[1]
 
+    def held(self, machine: Hardware) -> dict[str, int]:
+        """What our loaded models hold of a machine that was looked at, in bytes by a GPU's UUID and "" for
+        the RAM."""
+        bare = self._bare(machine)
+        held = {
+            now.uuid: then.free_bytes - now.free_bytes
+            for now, then in zip(machine.gpus, bare.gpus, strict=True)
+        }
+        return held | {"": bare.ram.available_bytes - machine.ram.available_bytes}
+
     def _look(self, newer_than_s: float) -> tuple[Hardware, Hardware]:
         with self._looking:  # a driver that hangs is asked once, not by everyone
             now = time.monotonic()
@@ -265,6 +275,7 @@ class Shelf:
             load_settings.put(ref, values, self._config)
         else:
             load_settings.forget(ref, self._config)
+        self._fits = None
 
 
 def _as_before(kept: tuple[float, Repo] | None, error: NemoLocalError) -> Repo:

@@ -8,17 +8,25 @@ GIB: Final = 1 << 30
 
 
 def gib(n_bytes: float, *, n_digits: int = 1) -> str:
-    """Memory, in the unit that GPUs are sold in."""
+    """Memory, in the unit that GPUs are sold in. What is there never reads as nothing."""
+    least = 10**-n_digits
+    if 0 < n_bytes < GIB * least / 2:
+        return f"<{least:.{n_digits}f} GiB"
     return f"{n_bytes / GIB:.{n_digits}f} GiB"
 
 
 def size(n_bytes: float) -> str:
-    """A file's size in decimal units, as web pages and file managers give it."""
-    if n_bytes < 1_000_000:
+    """A file's size, or the room on a disk, in decimal units, as web pages and file managers give them."""
+    if n_bytes < 999_500:
         return f"{n_bytes / 1_000:.0f} kB"
-    if n_bytes < 1_000_000_000:
+    if n_bytes < 999_500_000:
         return f"{n_bytes / 1_000_000:.0f} MB"
     return f"{n_bytes / 1_000_000_000:.1f} GB"
+
+
+def parameters(n: int) -> str:
+    """How many parameters a model has, as the names of models give it."""
+    return f"{n / 1e9:.1f} B" if n >= 999_500_000 else f"{n / 1e6:.0f} M"
 
 
 def span_of_time(seconds: float) -> str:

@@ -104,5 +104,5 @@ def _range(files: Sequence[ListedFile]) -> str:
 
 def _parameters(model: CatalogModel, *, is_wide: bool) -> str:
     is_mixture = model.n_active_params < model.n_params
-    total = f"{model.n_params / 1e9:.3g} B" if model.n_params >= 1e9 else f"{model.n_params / 1e6:.0f} M"
-    return f"{total}, {model.n_active_params / 1e9:.2g} B active" if is_mixture and is_wide else total
+    total = units.parameters(model.n_params)
+    return f"{total}, {units.parameters(model.n_active_params)} active" if is_mixture and is_wide else total

@@ -94,7 +94,7 @@ def show(config: Config, ref: Ref, as_json: options.AsJson = False) -> None:
 
 
 def _print_facts(facts: Facts) -> None:
-    shown = {key.replace("_", " ").capitalize(): _fact(value) for key, value in facts.items()}
+    shown = {key.replace("_", " ").capitalize(): _fact(key, value) for key, value in facts.items()}
     width = max(map(len, shown)) + 2
     for label, text in shown.items():
         if text:
@@ -172,9 +172,11 @@ def rm(config: Config, ref: Ref, as_json: options.AsJson = False) -> None:
 app.command("quantize")(quantize)
 
 
-def _fact(value: Any) -> str:
+def _fact(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, int) and key.endswith("parameters"):
+        return units.parameters(value)
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

@@ -91,10 +91,12 @@ def shown(turn: Turn, *, waiting: str = "") -> list[dict[str, Any]]:
         found.append(_message("assistant", answer))
     if waiting and not turn.answer:
         found.append(_message("assistant", "", title=waiting, status="pending"))
-    if turn.note:
+    if turn.note and turn.answer:
         found.append(_message("assistant", f"*{turn.note}*"))
+    elif turn.note:  # a tag of our own, by which the style sheet knows that there is nothing to copy
+        found.append(_raw("assistant", f'<em class="note">{turn.note}</em>'))
     if turn.figures:
-        # The one tag that is not guarded, so that the page knows the line and leaves it out of copies.
+        # A tag that is not guarded, so that the page knows the line and leaves it out of copies.
         found.append(_raw("assistant", f"<small>{turn.figures}</small>"))
     return found
 

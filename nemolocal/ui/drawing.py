@@ -11,7 +11,6 @@ from typing import Final
 from nemolocal.models.plans import Bar
 from nemolocal.units import gib
 
-MIB: Final = 1 << 20
 GAP_S: Final = 10.0
 """Two looks that are further apart than this are not joined by a line, nor is one this old the present."""
 KINDS = {
@@ -31,11 +30,6 @@ COLOURS = {"green": "Fits", "amber": "With limits", "red": "Does not fit"}
 def text(value: object) -> str:
     """One line of text, safe inside an element or an attribute."""
     return escape(" ".join(str(value).split()), quote=True)
-
-
-def memory(n_bytes: float) -> str:
-    """Memory, small amounts too."""
-    return f"{n_bytes / MIB:.0f} MiB" if n_bytes < 100 * MIB else gib(n_bytes)
 
 
 def button(label: str, act: str, ref: str, *, kind: str = "", of: str = "") -> str:
@@ -89,12 +83,11 @@ def device(name: str, parts: Sequence[Part], total_bytes: int) -> str:
         for part in parts
     )
     told = "".join(
-        f'<li><i class="{part.look}"></i>{text(part.what)} <b>{memory(part.n_bytes)}</b></li>'
-        for part in parts
+        f'<li><i class="{part.look}"></i>{text(part.what)} <b>{gib(part.n_bytes)}</b></li>' for part in parts
     )
     return (
         f'<div class="device"><span class="device-name">{text(name)}</span>'
-        f'<span class="device-size">{memory(total_bytes)}</span>'
+        f'<span class="device-size">{gib(total_bytes)}</span>'
         f'<span class="memory" aria-hidden="true">{drawn}</span><ul class="shares">{told}</ul></div>'
     )
 

@@ -24,7 +24,9 @@ def draw(service: Service) -> str:
         shelf = service.shelf
         samples = () if shelf.is_described else shelf.monitor.samples()
         found = shelf.machine(newer_than_s=LOOK_EVERY_S)
-        return hardware_view.machine(found, samples, now_s=time.time(), is_described=shelf.is_described)
+        return hardware_view.machine(
+            found, samples, now_s=time.time(), is_described=shelf.is_described, ours=shelf.held(found)
+        )
     except Exception as error:  # the page's border
         return notice(as_problem(error))
 

@@ -8,6 +8,7 @@ from typing import Any
 import gradio as gr
 
 from nemolocal.errors import UsageError
+from nemolocal.ui.problems import FIELDS
 
 AS_PLANNED = "as planned"
 _WORDS = {"ctx": "The context", "slots": "Answers at a time", "gpu_layers": "Layers on the GPUs"}
@@ -66,21 +67,24 @@ def fields_of(kept: dict[str, Any]) -> list[Any]:
 def draw() -> list[gr.components.Component]:
     """The components, in the order of `Fields`."""
     with gr.Row():
-        ctx = gr.Number(label="Context", info="Tokens. Empty: as planned.", precision=0, minimum=0)
-        slots = gr.Number(label="Answers at a time", info="Empty: as planned.", precision=0, minimum=0)
-        layers = gr.Number(label="Layers on the GPUs", info="Empty: all that fit.", precision=0, minimum=0)
+        ctx = gr.Number(label=FIELDS["ctx"], info="Tokens. Empty: as planned.", precision=0, minimum=0)
+        slots = gr.Number(label=FIELDS["slots"], info="Empty: as planned.", precision=0, minimum=0)
+        layers = gr.Number(label=FIELDS["gpu-layers"], info="Empty: all that fit.", precision=0, minimum=0)
     with gr.Row():
         kv = gr.Dropdown(
-            [AS_PLANNED, "f16", "q8_0", "q4_0"], value=AS_PLANNED, label="KV cache", filterable=False
+            [AS_PLANNED, "f16", "q8_0", "q4_0"], value=AS_PLANNED, label=FIELDS["kv"], filterable=False
         )
         aim = gr.Dropdown(
-            [AS_PLANNED, "balanced", "quality", "speed"], value=AS_PLANNED, label="Aim", filterable=False
+            [AS_PLANNED, "balanced", "quality", "speed"],
+            value=AS_PLANNED,
+            label=FIELDS["aim"],
+            filterable=False,
         )
         split = gr.Dropdown(
-            [AS_PLANNED, "layer", "tensor"], value=AS_PLANNED, label="Split over GPUs", filterable=False
+            [AS_PLANNED, "layer", "tensor"], value=AS_PLANNED, label=FIELDS["split"], filterable=False
         )
     with gr.Row():
-        gpu = gr.Textbox(label="GPUs", info="Numbers or UUIDs, with commas. Empty: all.")
-        draft = gr.Textbox(label="Draft model", info="A small model that guesses ahead; off for none.")
-        lora = gr.Textbox(label="LoRA adapters", info="FILE or FILE:SCALE, with commas.")
+        gpu = gr.Textbox(label=FIELDS["gpu"], info="Numbers or UUIDs, with commas. Empty: all.")
+        draft = gr.Textbox(label=FIELDS["draft"], info="A small model that guesses ahead; off for none.")
+        lora = gr.Textbox(label=FIELDS["lora"], info="FILE or FILE:SCALE, with commas.")
     return [ctx, slots, kv, aim, split, layers, gpu, draft, lora]

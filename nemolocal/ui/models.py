@@ -208,15 +208,17 @@ class Desk:
         return [*self.redraw(look, *fields), *fields]
 
     def import_(self, path: str | None, look: Look) -> list[Any]:
-        """Add a file where it lies. Values for path, look, list, detail, files and notice."""
+        """Add a file where it lies. Values for path, what is said beside it, look, list, detail, files and
+        notice."""
         try:
             if not path or not path.strip():
                 raise UsageError("No path was given.", hint="Write the path of a .gguf file.")
             ref = self.service.shelf.import_path(path.strip().strip("\"'"))
         except Exception as error:  # the page's border
-            return [gr.skip(), look, gr.skip(), gr.skip(), gr.skip(), notice(as_problem(error))]
+            problem = notice(as_problem(error))
+            return [gr.skip(), problem, gr.skip(), gr.skip(), gr.skip(), gr.skip(), gr.skip()]
         look = replace(look, ref=self.sight.listed_as(ref), file="", asking="", is_hub=False)
-        return ["", look, self.sight.listed(look), *self.sight.chosen(look, None), ""]
+        return ["", "", look, self.sight.listed(look), *self.sight.chosen(look, None), ""]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +233,7 @@ class View:
     found: gr.Markdown
     path: gr.Textbox
     add: gr.Button
+    added: gr.Markdown
     now: gr.Markdown
     said: gr.Markdown
     detail: gr.Markdown
@@ -263,26 +266,27 @@ def _draw() -> View:
             with gr.Row(elem_id="models-narrow"):
                 shown = gr.Radio(SHOWN, value="all", label="Show", show_label=False, container=False)
                 on_hub = gr.Button("Look on the hub", size="sm", elem_id="models-on-hub")
-            found = drawn.html(elem_id="models-list")
             with gr.Row(elem_id="models-import"):
                 path = gr.Textbox(
-                    label="A .gguf file on this machine", placeholder="/path/to/model.gguf", show_label=False,
-                    container=False,
+                    label="A .gguf file on this machine", placeholder="a file here: /path/to/model.gguf",
+                    show_label=False, container=False,
                 )  # fmt: skip
                 add = gr.Button("Add", size="sm")
+            added = drawn.html(elem_id="models-added")
+            found = drawn.html(elem_id="models-list")
         with gr.Column(elem_id="models-detail-side", scale=3):
             said = drawn.html(elem_id="models-said")
             detail = drawn.html(models_view.NOTHING, elem_id="models-detail")
+            files = drawn.html(elem_id="models-files")
             with gr.Accordion("How it is loaded", open=False, elem_id="models-settings"):
                 fields = load_fields.draw()
                 with gr.Row():
                     keep = gr.Button("Keep for this model", size="sm")
                     usual = gr.Button("Let the plan decide", size="sm")
-            files = drawn.html(elem_id="models-files")
             presses = drawn.presses("models-presses")
     return View(
-        look, seen, words, shown, on_hub, found, path, add, now, said, detail, files, presses, fields, keep,
-        usual,
+        look, seen, words, shown, on_hub, found, path, add, added, now, said, detail, files, presses, fields,
+        keep, usual,
     )  # fmt: skip
 
 
@@ -351,7 +355,7 @@ def _wire_acts(desk: Desk, view: View, chat_picker: gr.Dropdown) -> None:
         [view.add.click, view.path.submit],
         _in_turn(desk, desk.import_),
         [view.path, view.look],
-        [view.path, view.look, view.found, *shown],
+        [view.path, view.added, view.look, view.found, *shown],
         **_quietly,
     )
     view.keep.click(_in_turn(desk, desk.keep), [view.look, *view.fields], shown, **_quietly)

@@ -16,6 +16,7 @@ from nemolocal.models.overview import ListedFile
 from nemolocal.shelf import Entry, Repo
 from nemolocal.ui import drawing, now_view
 from nemolocal.ui.drawing import button, dot, text
+from nemolocal.ui.problems import in_page_words
 from nemolocal.ui.works import Work
 
 N_QUANTS_SHOWN = 4
@@ -117,9 +118,9 @@ def head(name: str, id: str, listed: CatalogModel | None) -> str:
     """What a model of the list is."""
     if listed is None:
         return _head(name, id, [])
-    size = f"{listed.n_params / 1e9:.3g} B parameters"
+    size = f"{units.parameters(listed.n_params)} parameters"
     if listed.n_active_params < listed.n_params:
-        size += f", {listed.n_active_params / 1e9:.2g} B for each token"
+        size += f", {units.parameters(listed.n_active_params)} for each token"
     terms = ", to be accepted before the download" if listed.must_accept else ""
     about = [
         listed.maker,
@@ -155,8 +156,8 @@ def plan(fit: Fit, machine: Hardware) -> str:
         f"{drawing.COLOURS[fit.grade]}{f': {text(fit.words)}' if fit.plan else ''}</p>"
     )
     if fit.plan is None:
-        return f"{head}<p>{text(fit.why)}</p>"
-    reasons = "".join(f"<li>{text(reason)}</li>" for reason in fit.plan.reasons)
+        return f"{head}<p>{text(in_page_words(fit.why))}</p>"
+    reasons = "".join(f"<li>{text(in_page_words(reason))}</li>" for reason in fit.plan.reasons)
     speed = ""
     if fit.plan.measured_tokens_per_s:
         speed = (
@@ -215,12 +216,14 @@ def _file(file: ListedFile, shown: Shown) -> str:
         f'aria-pressed="{str(is_chosen).lower()}">{dot(grade)}'
         f"<span>{text(file.quant or file.ref)}</span></button>"
     )
+    question = _question(file, shown)
+    asked = f'<tr class="asked"><td colspan="5">{question}</td></tr>' if question else ""
     return (
         f'<tr class="{"chosen" if is_chosen else ""}"><th scope="row">{pick} {mark}</th>'
         f'<td class="number">{units.size(file.bytes)}</td>'
         f'<td class="fit">{text(_in_words(file, fit))}</td>'
         f"<td>{_state(file, shown)}</td>"
-        f'<td class="acts">{_acts(file, shown)}</td></tr>'
+        f'<td class="acts">{"" if question else _acts(file, shown)}</td></tr>{asked}'
     )
 
 
@@ -246,11 +249,9 @@ def _state(file: ListedFile, shown: Shown) -> str:
     return ""
 
 
-def _acts(file: ListedFile, shown: Shown) -> str:
-    ref, of, download = file.ref, file.quant, shown.downloads.get(file.ref)
-    work = shown.works.get(ref)
-    if work and not work.problem:
-        return ""
+def _question(file: ListedFile, shown: Shown) -> str:
+    """What is to be confirmed for a file, below its row, since it is longer than a button."""
+    ref = file.ref
     if shown.asking == f"delete {ref}":
         what, yes = (
             ("Forget it? Its file stays.", "Forget") if _is_elsewhere(file) else ("Delete it?", "Delete")
@@ -258,7 +259,18 @@ def _acts(file: ListedFile, shown: Shown) -> str:
         return f"{what} {button(yes, 'delete-yes', ref, kind='danger')}{button('Keep', 'no', ref)}"
     if shown.asking == f"download {ref}":
         accept = button("Accept and download", "download-yes", ref, kind="main")
-        return f"Its licence is {text(shown.licence)}. {accept}{button('No', 'no', ref)}"
+        return f"Its licence: {text(shown.licence)}. {accept}{button('No', 'no', ref)}"
+    download = shown.downloads.get(ref)
+    if download and shown.asking == f"cancel {download.ref}":
+        return now_view.download_acts(download, asking=shown.asking)
+    return ""
+
+
+def _acts(file: ListedFile, shown: Shown) -> str:
+    ref, of, download = file.ref, file.quant, shown.downloads.get(file.ref)
+    work = shown.works.get(ref)
+    if work and not work.problem:
+        return ""
     if file.state == "local":
         return _local_acts(file, is_loaded=ref in shown.loaded)
     if download and download.state != "done":

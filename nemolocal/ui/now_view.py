@@ -62,7 +62,7 @@ def _memory(model: LoadedModel) -> str:
     facts = [f"loaded on {model.device}", f"{model.n_ctx:,} tokens"]
     held = model.gpu_bytes or model.ram_bytes
     if held:
-        facts.append(drawing.memory(held))
+        facts.append(units.gib(held))
     if model.n_active:
         facts.append(f"{model.n_active} answer{'s' if model.n_active > 1 else ''} at present")
     unload = button("Unload", "unload", model.ref or model.id, of=name)

@@ -60,7 +60,6 @@ def _how(found: Proposal) -> str:
     facts = [
         f"the file {plan.candidate.quant}",
         f"{units.size(found.size_bytes)} to download",
-        f"{plan.load.n_ctx:,} tokens of context",
     ]
     if plan.tokens_per_s:
         facts.append(f"about {plan.tokens_per_s:.0f} tokens a second (forecast)")
