@@ -145,7 +145,7 @@ def _head(name: str, id: str, about: Sequence[str]) -> str:
     told = text(" · ".join(("", *about)))
     return (
         f'<div class="head">{button("‹ All models", "close", "", kind="back")}<h2>{text(name)}</h2></div>'
-        f'<p class="quiet"><code>{text(id)}</code>{told}</p>'
+        f'<p class="quiet"><code>{text(id)}</code> {told}</p>'
     )
 
 

@@ -69,6 +69,7 @@ def test_models_from_the_list_to_the_bars_and_their_settings(site: Site, tab: Ta
     page.set_viewport_size({"width": 400, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     expect(page.locator("#models-list")).not_to_be_visible()
+    assert files.locator("caption").evaluate("each => each.offsetHeight") < 40
     page.get_by_text("All models").click()
     expect(page.locator("#models-list .entry").first).to_be_visible()
     page.click("#nav-chat")
