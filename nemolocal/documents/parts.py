@@ -1,7 +1,8 @@
 """What the parts of this package hand each other: a document as it was read, its blocks and its pieces.
 
-Pages count from 1, whatever they are called in the file; where a format has no pages, its sheets, slides,
-chapters or messages are what is counted (`Document.unit`). Offsets are characters of `Document.text`.
+Pages count from 1, whatever they are called in the file; where a format has no pages, its sheets, slides or
+chapters are what is counted, and of a plain text parts of so many lines (`Document.unit`). Offsets are
+characters of `Document.text`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from itertools import accumulate
 from typing import Literal
 
 BlockKind = Literal["heading", "paragraph", "list", "table", "code", "note"]
-Unit = Literal["page", "slide", "sheet", "chapter", "message"]
+Unit = Literal["page", "slide", "sheet", "chapter", "part"]
 
 BETWEEN = "\n\n"
 """What stands between two blocks in a document's text."""
