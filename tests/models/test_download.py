@@ -307,9 +307,12 @@ def test_a_line_that_never_gets_further_is_given_up(hub: FakeHub, fault: str) ->
     hub.add("acme/Big-GGUF", {"big.gguf": pattern(3 * MIB)})
     hub.cut_after = 2 * MIB
     setattr(hub, fault, True)
+
+    def watch(done_bytes: int, total_bytes: int) -> None:
+        assert len(hub.transfers()) < 8
+
     with pytest.raises(DownloadError, match="lost 3 times"):
-        download.pull(BIG, config.load(), retry=Retry(n_attempts=3, first_wait_s=0.0))
-    assert len(hub.transfers()) < 8
+        download.pull(BIG, config.load(), retry=Retry(n_attempts=3, first_wait_s=0.0), progress=watch)
 
 
 def test_a_storage_in_trouble_is_asked_again(hub: FakeHub) -> None:
