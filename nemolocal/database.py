@@ -44,6 +44,24 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         " prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, at_s REAL NOT NULL) STRICT",
         "CREATE INDEX summary_parts_by_document ON summary_parts (sha256)",
     ),
+    (
+        "CREATE TABLE documents (id INTEGER PRIMARY KEY, sha256 TEXT NOT NULL UNIQUE, name TEXT NOT NULL,"
+        " kind TEXT NOT NULL, title TEXT NOT NULL, language TEXT NOT NULL, n_pages INTEGER NOT NULL,"
+        " n_chars INTEGER NOT NULL, n_tokens INTEGER NOT NULL, at_s REAL NOT NULL, reader INTEGER NOT NULL,"
+        " document_json TEXT NOT NULL) STRICT",
+        "CREATE TABLE document_places (path TEXT NOT NULL, document_id INTEGER NOT NULL"
+        " REFERENCES documents ON DELETE CASCADE, collection TEXT NOT NULL, size_bytes INTEGER NOT NULL,"
+        " mtime_ns INTEGER NOT NULL, PRIMARY KEY (path, collection)) STRICT",
+        "CREATE INDEX document_places_by_document ON document_places (document_id)",
+        "CREATE TABLE pieces (id INTEGER PRIMARY KEY, document_id INTEGER NOT NULL"
+        " REFERENCES documents ON DELETE CASCADE, number INTEGER NOT NULL, piece_json TEXT NOT NULL,"
+        " UNIQUE (document_id, number)) STRICT",
+        "CREATE VIRTUAL TABLE piece_terms USING fts5(headings, terms,"
+        " tokenize = \"unicode61 remove_diacritics 0 tokenchars '-_./:,&'\")",
+        "INSERT INTO piece_terms (piece_terms, rank) VALUES ('rank', 'bm25(2.0, 1.0)')",
+        "CREATE TABLE piece_vectors (piece_id INTEGER NOT NULL REFERENCES pieces ON DELETE CASCADE,"
+        " model TEXT NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (piece_id, model)) STRICT",
+    ),
 )
 """What makes version 1 of the tables, what makes version 2 of them, and so on, as single statements. What was
 released is never changed: a new version is added."""
