@@ -159,7 +159,7 @@ def _units(
             yield at, min(at + step, end), room
         return
     borders = [begin, *(match.end() for match in _CUTS[depth].finditer(text, begin, end)), end]
-    spans = [(a, b) for a, b in zip(borders, borders[1:], strict=False) if b > a]
+    spans = [(a, b) for a, b in itertools.pairwise(borders) if b > a]
     for (a, b), n in zip(spans, count([text[a:b] for a, b in spans]), strict=True):
         if n <= room:
             yield a, b, n
