@@ -25,6 +25,7 @@ from nemolocal.loading import EngineStart, Loader
 from nemolocal.models import catalog, measured, reference, room, store
 from nemolocal.models.reference import PathRef
 from nemolocal.models.store import LocalModel, Purpose
+from nemolocal.papers import Finders, Papers
 from nemolocal.residency import Candidates, Residency, Resident
 from nemolocal.shelf import Shelf
 from nemolocal.totals import ModelTotals, Totals
@@ -139,6 +140,7 @@ class Service:
             learned=partial(measured.learned, config),
             on_change=self._forget_listing,
         )
+        self.papers = Papers(config, Finders(self.find_model, self.find_embedder, self.find_reranker))
 
     def _bare(self, machine: Hardware) -> Hardware:
         """The machine as it would be with nothing of ours loaded."""
@@ -174,6 +176,7 @@ class Service:
         await self._residency.close()
         await asyncio.to_thread(self._loader.close)
         await asyncio.to_thread(self.shelf.close)
+        await self.papers.close()
         self._loader.problem = None
 
     def status(self) -> Status:

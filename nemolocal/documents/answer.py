@@ -68,7 +68,7 @@ class Citation:
     document: str
     document_id: int
     page: int
-    label: str
+    where: str
     quote: str
     verified: bool
     start: int = 0
@@ -217,17 +217,13 @@ def _of_passages(passages: Sequence[Passage], sources: Sources) -> tuple[list[Ex
     excerpts, spans = [], []
     for n, passage in enumerate(passages, 1):
         document = documents[passage.document_id]
-        pages = passage.label_from
-        if passage.label_to != passage.label_from:
-            pages = f"{passage.label_from}–{passage.label_to}"
-        where = f"{document.unit} {pages}"
         head = " › ".join(passage.headings)
         text = (
             f"{head}\n{passage.text}"
             if head and not passage.text.startswith(passage.headings[-1])
             else passage.text
         )
-        excerpts.append(Excerpt(n, document.name, where, text))
+        excerpts.append(Excerpt(n, document.name, passage.where, text))
         spans.append(_Span(n, passage.document_id, document, passage.start, passage.end))
     return excerpts, spans
 
@@ -289,7 +285,7 @@ def _citation(span: _Span, start: int, end: int, *, verified: bool) -> Citation:
         document=document.name,
         document_id=span.document_id,
         page=page,
-        label=document.label(page),
+        where=document.where(page),
         quote=" ".join(document.text[begin : span.start + end].split()),
         verified=verified,
         start=begin,

@@ -77,6 +77,14 @@ class Document:
         lengths = (len(block.text) + len(BETWEEN) for block in self.blocks)
         return tuple(accumulate(lengths, initial=0))[: len(self.blocks)]
 
+    def where(self, page: int, last: int = 0) -> str:
+        """A place in the document as a reader looks it up: "p. 3–4", "slide 2", "lines 101–200"."""
+        begin, end = self.label(page), self.label(max(last, page))
+        if self.unit == "part":
+            return begin if begin == end else f"{begin.split('–')[0]}–{end.rsplit('–', 1)[-1]}"
+        name = "p." if self.unit == "page" else self.unit
+        return f"{name} {begin}" if begin == end else f"{name} {begin}–{end}"
+
     def label(self, page: int) -> str:
         """What a reader calls the page."""
         return self.labels[page - 1] if 0 < page <= len(self.labels) else str(page)

@@ -48,13 +48,16 @@ def find(quote: str, text: str) -> tuple[int, int] | None:
 
 
 def support(statement: str, text: str) -> tuple[int, int, float] | None:
-    """The sentence of a text that has most of a statement's words: where it stands, and the share of them."""
+    """The sentence of a text that has most of a statement's words, and all of its numbers: where it stands,
+    and the share of them."""
     wanted = _telling(statement)
+    numbers = {word for word in wanted if any(letter.isdigit() for letter in word)}
     if not wanted:
         return None
     best: tuple[int, int, float] | None = None
     for match in _SENTENCE.finditer(text):
-        share = len(wanted & _telling(match[0])) / len(wanted)
+        words = _telling(match[0])
+        share = len(wanted & words) / len(wanted) if numbers <= words else 0.0
         if share > 0 and (best is None or share > best[2]):
             begin = match.start() + len(match[0]) - len(match[0].lstrip())
             best = begin, match.start() + len(match[0].rstrip()), share

@@ -19,8 +19,8 @@ Büttcher, 2009)."""
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A part of a document: characters `start` to `end` of its text. `label_from` and `label_to` are what its
-    pages are called."""
+    """A part of a document: characters `start` to `end` of its text. `where` is
+    how a reader looks it up."""
 
     document_id: int
     document: str
@@ -30,8 +30,7 @@ class Passage:
     score: float
     start: int
     end: int
-    label_from: str = ""
-    label_to: str = ""
+    where: str = ""
     headings: tuple[str, ...] = ()
 
 
@@ -112,7 +111,7 @@ def _merged(
                 text=f"{before.text}\n\n{piece.text}",
                 end=piece.end,
                 page_to=max(before.page_to, piece.page_to),
-                label_to=document.label(max(before.page_to, piece.page_to)),
+                where=document.where(before.page_from, max(before.page_to, piece.page_to)),
                 score=max(before.score, score),
             )
         else:
@@ -126,8 +125,7 @@ def _merged(
                     score=score,
                     start=piece.start,
                     end=piece.end,
-                    label_from=document.label(piece.page_from),
-                    label_to=document.label(piece.page_to),
+                    where=document.where(piece.page_from, piece.page_to),
                     headings=piece.headings,
                 )
             )
