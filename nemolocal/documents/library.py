@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 READER: Final = 1
 """Raised when documents would be read or cut otherwise, so that what was read before is read anew."""
-N_TERMS_MOST: Final = 64
-"""Of a question."""
 N_VECTORS_AT_ONCE: Final = 8_192
 
 _COLUMNS: Final = "id, sha256, name, kind, title, language, n_pages, n_chars, n_tokens, at_s"
@@ -138,9 +136,9 @@ class Library:
                 for piece in pieces
             ]
             with database.session(self._config) as connection:
-                connection.execute(
-                    "DELETE FROM documents WHERE sha256 = ? AND reader <> ?", (document.sha256, READER)
-                )
+                older = "SELECT id FROM documents WHERE sha256 = ? AND reader <> ?"
+                for (id,) in connection.execute(older, (document.sha256, READER)).fetchall():
+                    _delete(connection, id)
                 self._insert(connection, document, pieces, indexed, language)
             found = self.find(document.sha256)
             assert found is not None
@@ -199,21 +197,14 @@ class Library:
     def remove(self, id: int) -> None:
         """Delete a document and all that was made of it, so that nothing of it stays in the file."""
         row = self.row(id)
-        connection = database.connect(self._config)
-        try:
+        with database.reading(self._config) as connection:
             connection.execute("PRAGMA secure_delete = ON")
             with database.transaction(connection):
-                connection.execute(
-                    "DELETE FROM piece_terms WHERE rowid IN (SELECT id FROM pieces WHERE document_id = ?)",
-                    (id,),
-                )
-                connection.execute("DELETE FROM documents WHERE id = ?", (id,))
+                _delete(connection, id)
                 connection.execute("DELETE FROM summary_parts WHERE sha256 = ?", (row.sha256,))
                 # What was deleted stays in the index until its parts are merged.
                 connection.execute("INSERT INTO piece_terms (piece_terms) VALUES ('optimize')")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        finally:
-            connection.close()
 
     # Finding -------------------------------------------------------------------------------------
 
@@ -222,8 +213,7 @@ class Library:
         found: dict[tuple[int, int], float] = {}
         with database.reading(self._config) as connection:
             for language in self._languages(connection, ids):
-                words = terms.question_terms(question, language)[:N_TERMS_MOST]
-                match = " OR ".join('"{}"'.format(word.replace('"', "")) for word in words)
+                match = terms.match(question, language)
                 if not match:
                     continue
                 rows = connection.execute(
@@ -275,6 +265,8 @@ class Library:
             )
             while some := rows.fetchmany(N_VECTORS_AT_ONCE):
                 kept = [row for row in some if len(row[2]) == len(vector)]
+                if not kept:
+                    continue
                 scores = (
                     np.frombuffer(b"".join(row[2] for row in kept), dtype="<f4").reshape(-1, len(asked))
                     @ asked
@@ -282,6 +274,14 @@ class Library:
                 hits = [Hit(row[0], row[1], float(score)) for row, score in zip(kept, scores, strict=True)]
                 best = sorted([*best, *hits], key=lambda hit: -hit.score)[:k]
         return best
+
+
+def _delete(connection: sqlite3.Connection, id: int) -> None:
+    """In the caller's transaction. The index knows nothing of the other tables, so it comes first."""
+    connection.execute(
+        "DELETE FROM piece_terms WHERE rowid IN (SELECT id FROM pieces WHERE document_id = ?)", (id,)
+    )
+    connection.execute("DELETE FROM documents WHERE id = ?", (id,))
 
 
 def _among(ids: Sequence[int] | None, column: str = "document_id") -> str:

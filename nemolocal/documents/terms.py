@@ -12,6 +12,7 @@ from typing import Any, Final
 
 N_LETTERS_OF_TERM = 64
 N_SAMPLE_CHARS = 20_000
+N_TERMS_OF_QUESTION = 128
 
 STOP_WORDS: Final = {
     "english": (
@@ -47,10 +48,15 @@ STOP_WORDS: Final = {
 _STOP: Final = {language: frozenset(words.split()) for language, words in STOP_WORDS.items()}
 _TOKEN: Final = re.compile(r"\w+(?:[-./_,:'’]\w+)*", re.UNICODE)
 _UNSPACED: Final = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+"
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
+    "\U00020000-\U0003ffff]+"
+)
+_UNSPACED_STOP: Final = re.compile(
+    "为什么|為什麼|什么|什麼|多少|如何|怎么|怎麼|请问|請問|哪|谁|誰|的|了|吗|嗎|呢|是"
 )
 _INNER: Final = re.compile(r"[-./_,:'’]")
 _UMLAUTS: Final = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss"})
+_SPELT_OUT: Final = re.compile("(?<=[aou])e")
 
 
 def language_of(text: str) -> str:
@@ -59,7 +65,8 @@ def language_of(text: str) -> str:
     n_words = sum(words.values())
     scores = {language: sum(words[word] for word in stop) for language, stop in _STOP.items()}
     best = max(scores, key=lambda language: scores[language])
-    return best if scores[best] > 0.1 * n_words else ""
+    is_told = sum(word in words for word in _STOP[best]) > 1  # "y" alone makes nothing Spanish
+    return best if is_told and scores[best] > 0.1 * n_words else ""
 
 
 def terms(text: str, language: str) -> list[str]:
@@ -67,13 +74,25 @@ def terms(text: str, language: str) -> list[str]:
     return [term for word in _words(text) for term in _forms(word, language)]
 
 
+def match(question: str, language: str) -> str:
+    """What to look for, as a query of FTS5: any of the terms. Nothing in a question is taken for syntax,
+    since terms have no quotes. "" where there are no terms."""
+    found = question_terms(question, language)[:N_TERMS_OF_QUESTION]
+    # A single character is the first of pairs, or stands last in its run.
+    return " OR ".join(
+        f'"{term}"*' if _UNSPACED.fullmatch(term) and len(term) == 1 else f'"{term}"' for term in found
+    )
+
+
 def question_terms(text: str, language: str) -> list[str]:
-    """The terms of a question, each once, without its stop words unless it has no others."""
-    language = language or language_of(text)
-    stop = _STOP.get(language, frozenset()) | (frozenset() if language else _STOP["english"])
+    """The terms that a question has for texts of a language, each once, without its stop words unless it has
+    no others."""
+    own = language_of(text)
+    stop = _STOP.get(language, frozenset()) | _STOP.get(own, frozenset() if language else _STOP["english"])
     words = list(_words(text))
-    telling = [word for word in words if word not in stop] or words
-    return list(dict.fromkeys(term for word in telling for term in _forms(word, language)))
+    kept = [part for word in words if word not in stop for part in _UNSPACED_STOP.split(word) if part]
+    found = [term for word in kept or words for term in _forms(word, language or own, is_question=True)]
+    return list(dict.fromkeys(found))
 
 
 def _words(text: str) -> Iterator[str]:
@@ -81,28 +100,36 @@ def _words(text: str) -> Iterator[str]:
         yield match[0]
 
 
-def _forms(word: str, language: str) -> list[str]:
+def _forms(word: str, language: str, *, is_question: bool = False) -> list[str]:
     if _UNSPACED.search(word):
-        return list(_pairs(word))
+        return list(_pairs(word, language, is_question=is_question))
     found = [word, *(part for part in _INNER.split(word) if part)] if _INNER.search(word) else [word]
     plain = [form for each in found for form in (each, _fold(each), each.translate(_UMLAUTS))]
+    if language == "german":  # "groesse" is "Größe", and "grosse" where there are no umlauts
+        plain += [_SPELT_OUT.sub("", each) for each in found]
     stems = [
         _fold(_stem(each, language)) for each in found if language and not any(c.isdigit() for c in each)
     ]
     return list(dict.fromkeys(form[:N_LETTERS_OF_TERM] for form in (*plain, *stems) if form))
 
 
-def _pairs(word: str) -> Iterator[str]:
-    """Characters that stand beside each other, two by two; what is between such runs is a word again."""
+def _pairs(word: str, language: str, *, is_question: bool) -> Iterator[str]:
+    """Characters that stand beside each other, two by two, and in a text the last one by itself; what is
+    between such runs are words again."""
     at = 0
     for run in _UNSPACED.finditer(word):
-        if run.start() > at:
-            yield word[at : run.start()]
+        yield from _between(word[at : run.start()], language)
         text = run[0]
-        yield from [text] if len(text) == 1 else (text[i : i + 2] for i in range(len(text) - 1))
+        yield from (text[i : i + 2] for i in range(len(text) - 1))
+        if len(text) == 1 or not is_question:
+            yield text[-1]
         at = run.end()
-    if at < len(word):
-        yield word[at:]
+    yield from _between(word[at:], language)
+
+
+def _between(text: str, language: str) -> Iterator[str]:
+    for match in _TOKEN.finditer(text):
+        yield from _forms(match[0], language)
 
 
 def _fold(word: str) -> str:
