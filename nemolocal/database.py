@@ -133,6 +133,7 @@ def _open(path: Path) -> sqlite3.Connection:
         _use_write_ahead_log(connection)
         connection.execute("PRAGMA synchronous = NORMAL")  # safe with that log, but for the last commits
         connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
     except BaseException:
         connection.close()
         raise

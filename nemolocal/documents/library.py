@@ -198,7 +198,6 @@ class Library:
         """Delete a document and all that was made of it, so that nothing of it stays in the file."""
         row = self.row(id)
         with database.reading(self._config) as connection:
-            connection.execute("PRAGMA secure_delete = ON")
             with database.transaction(connection):
                 _delete(connection, id)
                 connection.execute("DELETE FROM summary_parts WHERE sha256 = ?", (row.sha256,))

@@ -8,7 +8,10 @@ import sqlite3
 import subprocess
 import sys
 from array import array
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,6 +119,23 @@ def ends_kept() -> set[bytes]:
     return set(re.findall(rb"(?=([0-9a-f]{10}))", bytes_kept()))
 
 
+@pytest.fixture
+def careless(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """SQLite as some systems build it, which leaves what was deleted, beside another program that has the
+    database open."""
+    connect = sqlite3.connect
+
+    def connect_carelessly(path: Path, **options: Any) -> sqlite3.Connection:
+        connection = connect(path, **options)
+        connection.execute("PRAGMA secure_delete = OFF")
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", connect_carelessly)
+    with closing(database.connect(config.load())):
+        yield
+
+
+@pytest.mark.usefixtures("careless")
 def test_what_is_removed_is_in_no_file_of_the_database(library: Library, tmp_path: Path) -> None:
     chance = random.Random(7)
 
