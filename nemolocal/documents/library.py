@@ -194,15 +194,21 @@ class Library:
                 (row.lastrowid, headings, words),
             )
 
-    def remove(self, id: int) -> None:
-        """Delete a document and all that was made of it, so that nothing of it stays in the file."""
-        row = self.row(id)
+    def remove(self, *ids: int) -> None:
+        """Delete documents and all that was made of them, so that nothing of them stays in the file.
+
+        The file is written anew for it, several documents in one go: pages that were split when something
+        was added keep parts of it in their gaps, which no deletion overwrites.
+        """
+        rows = [self.row(id) for id in ids]
         with database.reading(self._config) as connection:
             with database.transaction(connection):
-                _delete(connection, id)
-                connection.execute("DELETE FROM summary_parts WHERE sha256 = ?", (row.sha256,))
+                for row in rows:
+                    _delete(connection, row.id)
+                    connection.execute("DELETE FROM summary_parts WHERE sha256 = ?", (row.sha256,))
                 # What was deleted stays in the index until its parts are merged.
                 connection.execute("INSERT INTO piece_terms (piece_terms) VALUES ('optimize')")
+            connection.execute("VACUUM")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     # Finding -------------------------------------------------------------------------------------
