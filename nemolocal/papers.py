@@ -19,13 +19,16 @@ from typing import Final
 from nemolocal.config import Config
 from nemolocal.documents import answer as answers
 from nemolocal.documents import retrieve
+from nemolocal.documents import summarise as summaries
 from nemolocal.documents.answer import Answer, AnswerDelta, Sources
+from nemolocal.documents.finished import Finished
 from nemolocal.documents.gather import Missing, gather
 from nemolocal.documents.library import Hit, Library, Row
 from nemolocal.documents.load.source import display_name, hash_of
 from nemolocal.documents.parts import Document
 from nemolocal.documents.reading import Reader
 from nemolocal.documents.retrieve import N_HITS, Passage
+from nemolocal.documents.summarise import OnProgress, Options, Summary
 from nemolocal.errors import DocumentError, NemoLocalError
 from nemolocal.generation import GenerationParams
 from nemolocal.types import Message, TextModel
@@ -38,6 +41,8 @@ N_EMBEDDED_AT_ONCE: Final = 32
 N_RANKED: Final = 24
 """Hits that a rerank model looks at."""
 N_PASSAGES: Final = 12
+N_PARALLEL: Final = 4
+"""Parts of a summary that are written at the same time."""
 
 OnPage = Callable[[str, int, int], None]
 """Told of which file how many pages are done, and of how many."""
@@ -69,7 +74,7 @@ class Papers:
     def __init__(self, config: Config, find: Finders) -> None:
         self.library = Library(config)
         self.find = find
-        self._config = config
+        self.finished = Finished(config)
         self._reader = Reader()
 
     async def close(self) -> None:
@@ -128,6 +133,38 @@ class Papers:
             path = Path(folder, f"document{Path(display_name(name)).suffix[:16]}")
             await asyncio.to_thread(path.write_bytes, data)
             return await self._reader.read(path, name=display_name(name))
+
+    # Summing up ----------------------------------------------------------------------------------
+
+    async def summarise(
+        self,
+        id: int,
+        *,
+        ref: str | None = None,
+        options: Options | None = None,
+        n_parallel: int = N_PARALLEL,
+        on_progress: OnProgress = lambda progress: None,
+    ) -> Summary:
+        """The summary of a document of the library; see documents/summarise.py."""
+        document = await asyncio.to_thread(self.library.document, id)
+        pieces = await asyncio.to_thread(self.library.pieces, id)
+        model = self.find.model(ref)
+        return await summaries.summarise(
+            model,
+            document,
+            pieces,
+            self.finished,
+            options=options,
+            n_parallel=n_parallel,
+            on_progress=on_progress,
+        )
+
+    async def overall(
+        self, of: Sequence[Summary], *, ref: str | None = None, options: Options | None = None
+    ) -> str:
+        """One text over several summaries."""
+        text, _ = await summaries.overall(self.find.model(ref), of, self.finished, options=options)
+        return text
 
     # Asking --------------------------------------------------------------------------------------
 

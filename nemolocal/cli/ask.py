@@ -153,7 +153,8 @@ def not_read(answer: Answer) -> Iterator[str]:
     for unread in answer.not_read:
         groups.setdefault((unread.document, unread.why), []).append(unread.page)
     for (name, why), pages in groups.items():
-        where = f", {units.ranges(pages)}" if any(pages) else ""
+        name_of_pages = "page" if len(pages) == 1 else "pages"
+        where = f", {name_of_pages} {units.ranges(pages)}" if any(pages) else ""
         yield f"Not read: {name}{where}: {why}"
 
 

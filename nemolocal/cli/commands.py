@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from nemolocal.cli import ask, bench, chat, config, hardware, models, plan, serve, ui
+from nemolocal.cli import ask, bench, chat, config, hardware, models, plan, serve, summarize, ui
 
 app = typer.Typer(
     help="Run NVIDIA Nemotron models, and any other GGUF chat model, on this machine. "
@@ -43,6 +43,7 @@ app.command("chat")(chat.chat)
 app.add_typer(models.app, name="models")
 app.command("plan")(plan.plan)
 app.command("ask")(ask.ask)
+app.command("summarize")(summarize.summarize)
 app.command("bench")(bench.bench)
 app.command("hardware")(hardware.hardware)
 app.command("config")(config.config)
