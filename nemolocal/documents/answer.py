@@ -2,22 +2,26 @@
 were found; with citations that the program has checked.
 
 The documents come first in the prompt and are the same to the byte for each question, so that a second one
-does not read them again.
+does not read them again. What the prompt looks like: fence.py; how answers are checked: citations.py.
 """
 
 from __future__ import annotations
 
-import re
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Final, Literal
 
-from nemolocal.documents import fence, quotes
+from nemolocal.documents import citations, fence
+from nemolocal.documents.citations import Citation as Citation
+from nemolocal.documents.citations import Span
 from nemolocal.documents.fence import Excerpt
 from nemolocal.documents.parts import Document
 from nemolocal.documents.retrieve import Passage
-from nemolocal.errors import NemoLocalError
+from nemolocal.documents.thinking import Thinking
+from nemolocal.errors import ContextLengthError, NemoLocalError
 from nemolocal.generation import GenerationParams, SamplingParams
 from nemolocal.types import Delta, Finish, Message, TextModel, Usage
 
@@ -25,28 +29,24 @@ N_ANSWER: Final = 1_024
 """Tokens that an answer may have where nothing else is asked for."""
 N_TEMPLATE: Final = 256
 """Tokens that a template may add to a prompt."""
+N_LETTERS_A_TOKEN: Final = 12
+"""No text has more letters for a token than this throughout: what is longer is not counted."""
 N_REWRITTEN: Final = 80
 SHARE_OF_CONTEXT: Final = 0.5
 """An answer never takes more of the context than this."""
-N_HISTORY: Final = 6
-"""Turns of the conversation that a question is read with."""
+SHARE_OF_HISTORY: Final = 0.25
+"""The conversation before the question never takes more of what the answer leaves than this."""
+N_HISTORY: Final = 3
+"""Questions with their answers that a question is read with."""
 
 ALONE: Final = "Write the last question so that it can be understood without the rest. Only the question."
 NOTHING_READ: Final = "There is no readable document to answer from."
 NOTHING_FOUND: Final = "Not in the documents: nothing in them has to do with the question."
-
-_CITATION: Final = re.compile(r"\[(?:source\s*)?(\d{1,3})\]", re.IGNORECASE)
-_QUOTED: Final = re.compile(r"[\"“„«]([^\"“”„«»]{3,600})[\"”“»]")
-_SENTENCE: Final = re.compile(r"[^.!?。！？\n]*[.!?。！？\n]?")
-_ABSENT: Final = re.compile(
-    r"not (?:stated |mentioned |found )?in the (?:documents|sources|text)|nicht in den dokumenten|"
-    r"pas dans les documents|no (?:está|aparece) en los documentos|non (?:è )?nei documenti|"
-    r"文档中没有|文件中没有",
-    re.IGNORECASE,
-)
+NOTHING_SAID: Final = "The model gave no answer."
 
 Find = Callable[[Sequence[str], int], Awaitable[list[Passage]]]
 """The passages for these questions, together no longer than so many tokens, the best first."""
+Mode = Literal["whole", "retrieval"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +60,6 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
-class Citation:
-    """What a statement rests on: the quote stands in the document at `start` to `end`, if it is
-    `verified`."""
-
-    n: int
-    document: str
-    document_id: int
-    page: int
-    where: str
-    quote: str
-    verified: bool
-    start: int = 0
-    end: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Unread:
     """A page, or with 0 all of a document, that was not read, and why."""
 
@@ -86,22 +70,35 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer and how it came about."""
+    """The answer and how it came about. `is_cut` says that it ended for want of tokens."""
 
     text: str
-    mode: Literal["whole", "retrieval"]
+    mode: Mode
     citations: tuple[Citation, ...] = ()
     passages: tuple[Passage, ...] = ()
     not_read: tuple[Unread, ...] = ()
     usage: Usage = field(default_factory=lambda: Usage(0, 0))
     is_found: bool = True
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """New text of the answer."""
+    """New text of the answer. `is_restart` says that all before it was the model's thinking, which could not
+    be told from an answer until it ended."""
 
     text: str
+    is_restart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What the model is given to read: excerpts as they stand in the prompt, and what they are of."""
+
+    mode: Mode
+    text: str
+    spans: tuple[Span, ...]
+    passages: tuple[Passage, ...] = ()
 
 
 async def answer(
@@ -114,57 +111,117 @@ async def answer(
 ) -> AsyncGenerator[AnswerDelta | Answer, None]:
     """Answer from documents: text as it comes, then the whole answer, once. Closing the iterator cancels.
 
-    Raises what asking the model raises.
+    Raises ContextLengthError where the question alone leaves no room for a document, and what asking the
+    model raises.
     """
     params = params or GenerationParams(SamplingParams(temperature=0.1), max_tokens=N_ANSWER)
     unread = _unread(sources)
-    if not sources.documents:
+    if not any(document.text.strip() for _, document in sources.documents):
         yield Answer(NOTHING_READ, "retrieval", not_read=unread, is_found=False)
         return
-    n_new = min(params.max_tokens or N_ANSWER, int(model.n_ctx * SHARE_OF_CONTEXT))
-    params = replace(params, max_tokens=n_new)
-    turns = [turn for turn in history if turn.role in ("user", "assistant")][-N_HISTORY:]
-    asked = [question, fence.RULES, *(turn.content for turn in turns)]
-    room = model.n_ctx - n_new - N_TEMPLATE - sum(await model.count_tokens(asked))
-    mode: Literal["whole", "retrieval"] = "whole"
-    spent = Usage(0, 0)
-    excerpts, spans = _whole(sources)
-    passages: list[Passage] = []
-    text = fence.block(excerpts)
-    # A token is at least some bytes: what is far too long is not counted.
-    if len(text) > 12 * room or (await model.count_tokens([text]))[0] > room:
-        mode = "retrieval"
+    n_asked = sum(await model.count_tokens([question, fence.RULES])) + N_TEMPLATE
+    n_new = max(min(params.max_tokens or N_ANSWER, int(model.n_ctx * SHARE_OF_CONTEXT)), 1)
+    room = model.n_ctx - n_new - n_asked
+    if room <= 0:
+        raise ContextLengthError(n_prompt=n_asked, n_ctx=model.n_ctx)
+    turns, n_turns = await _recent(model, history, int(room * SHARE_OF_HISTORY))
+    room -= n_turns
+    reading, spent = await _whole(model, sources, room), Usage(0, 0)
+    if reading is None:
         questions, spent = await _questions(model, question, turns)
-        passages = await sources.find(questions, max(room - N_TEMPLATE, 0))
-        if not passages:
-            yield Answer(NOTHING_FOUND, mode, not_read=unread, usage=spent, is_found=False)
-            return
-        passages = passages[::-1]  # the most relevant last, next to the question
-        excerpts, spans = _of_passages(passages, sources)
-        text = fence.block(excerpts)
-    messages = [Message("system", fence.RULES), *_asked(text, turns, question)]
-    said: list[str] = []
-    async with aclosing(model.chat(messages, params)) as stream:
+        reading = await _found(model, sources, questions, room)
+    if not reading.spans:
+        yield Answer(NOTHING_FOUND, reading.mode, not_read=unread, usage=spent, is_found=False)
+        return
+    messages = [Message("system", fence.RULES), *_asked(reading.text, turns, question)]
+    thinking, is_cut = Thinking(), False
+    async with aclosing(model.chat(messages, replace(params, max_tokens=n_new))) as stream:
         async for item in stream:
             if isinstance(item, Delta):
-                said.append(item.text)
-                yield AnswerDelta(item.text)
+                for text, is_restart in thinking.feed(item.text):
+                    yield AnswerDelta(text, is_restart)
             elif isinstance(item, Finish):
-                spent = _sum(spent, item.usage)
-    whole = "".join(said).strip()
-    is_found = not _ABSENT.search(whole)
-    citations = tuple(cite(whole, spans)) if is_found else ()
-    yield Answer(whole, mode, citations, tuple(passages), unread, spent, is_found)
+                spent, is_cut = _sum(spent, item.usage), item.reason == "length"
+    if rest := thinking.flush():
+        yield AnswerDelta(rest)
+    # In a thread: a long text is looked through, sentence by sentence.
+    is_found, cited = await asyncio.to_thread(_judged, thinking.answer, reading.spans)
+    text = thinking.answer or NOTHING_SAID
+    yield Answer(text, reading.mode, cited, reading.passages, unread, spent, is_found, is_cut)
+
+
+async def _recent(model: TextModel, history: Sequence[Message], n_tokens: int) -> tuple[list[Message], int]:
+    """The latest questions with their answers that are no longer than so many tokens, and their length.
+    Questions that were not answered are left out, since templates want the roles to alternate."""
+    pairs = [
+        (fence.harmless(before.content), fence.harmless(after.content))
+        for before, after in pairwise(history)
+        if (before.role, after.role) == ("user", "assistant")
+    ][-N_HISTORY:]
+    counts = await model.count_tokens([text for pair in pairs for text in pair]) if pairs else []
+    turns: list[Message] = []
+    n_turns = 0
+    for at in range(len(pairs) - 1, -1, -1):
+        n_pair = counts[2 * at] + counts[2 * at + 1] + N_TEMPLATE // 4
+        if n_turns + n_pair > n_tokens:
+            break
+        n_turns += n_pair
+        turns[:0] = [Message("user", pairs[at][0]), Message("assistant", pairs[at][1])]
+    return turns, n_turns
 
 
 def _asked(text: str, turns: Sequence[Message], question: str) -> list[Message]:
     """The documents in the first message of the conversation, the question last."""
-    if not turns:
-        return [Message("user", f"{text}\n\nQuestion: {question}")]
-    first, *rest = turns
-    if first.role != "user":
-        return [Message("user", text), *turns, Message("user", question)]
-    return [Message("user", f"{text}\n\nQuestion: {first.content}"), *rest, Message("user", question)]
+    questions = [*turns, Message("user", fence.harmless(question))]
+    first = replace(questions[0], content=f"{text}\n\nQuestion: {questions[0].content}")
+    return [first, *questions[1:]]
+
+
+async def _whole(model: TextModel, sources: Sources, room: int) -> _Reading | None:
+    """All of the documents, if there is room for them."""
+    if sum(len(document.text) for _, document in sources.documents) > N_LETTERS_A_TOKEN * room:
+        return None
+    excerpts, spans = [], []
+    for n, (id, document) in enumerate(sources.documents, 1):
+        where = f"all {document.n_pages} {document.unit}s" if document.n_pages > 1 else ""
+        excerpts.append(Excerpt(n, document.name, where, document.text))
+        spans.append(Span(n, id, document, 0, len(document.text)))
+    text = fence.block(excerpts)
+    n_tokens = (await model.count_tokens([text]))[0]
+    return _Reading("whole", text, tuple(spans)) if n_tokens <= room else None
+
+
+async def _found(model: TextModel, sources: Sources, questions: Sequence[str], room: int) -> _Reading:
+    """The passages that were found, as many of the best as there is room for, the best last, where it is
+    next to the question."""
+    documents = dict(sources.documents)
+    found = [each for each in await sources.find(questions, room) if each.document_id in documents]
+    while True:
+        shown = found[::-1]
+        excerpts = [_excerpt(n, passage) for n, passage in enumerate(shown, 1)]
+        text = fence.block(excerpts)
+        n_over = (await model.count_tokens([text]))[0] - room
+        if n_over <= 0 or len(found) <= 1:
+            break
+        # Names and headings take room, too, and that of a passage is known only now.
+        for n_tokens in await model.count_tokens([each.text for each in excerpts[:-1]]):
+            n_over -= n_tokens
+            found.pop()
+            if n_over <= 0:
+                break
+    spans = [
+        Span(n, each.document_id, documents[each.document_id], each.start, each.end)
+        for n, each in enumerate(shown, 1)
+    ]
+    return _Reading("retrieval", text, tuple(spans), tuple(shown))
+
+
+def _excerpt(n: int, passage: Passage) -> Excerpt:
+    head = " › ".join(passage.headings)
+    is_under = head and not passage.text.lstrip("# ").startswith(passage.headings[-1])
+    return Excerpt(
+        n, passage.document, passage.where, f"{head}\n{passage.text}" if is_under else passage.text
+    )
 
 
 async def _questions(model: TextModel, question: str, turns: Sequence[Message]) -> tuple[list[str], Usage]:
@@ -172,125 +229,37 @@ async def _questions(model: TextModel, question: str, turns: Sequence[Message]) 
     if not turns:
         return [question], Usage(0, 0)
     said = "\n".join(f"{turn.role}: {turn.content[:500]}" for turn in turns)
-    request = f"{said}\nuser: {question}\n\n{ALONE}"
+    request = f"{said}\nuser: {question[:2000]}\n\n{ALONE}"
     params = GenerationParams(SamplingParams(temperature=0.0), max_tokens=N_REWRITTEN)
-    text, spent = [], Usage(0, 0)
+    thinking, spent = Thinking(), Usage(0, 0)
     try:
         async with aclosing(model.chat([Message("user", request)], params)) as stream:
             async for item in stream:
                 if isinstance(item, Delta):
-                    text.append(item.text)
+                    for _ in thinking.feed(item.text):
+                        pass
                 elif isinstance(item, Finish):
                     spent = item.usage
     except NemoLocalError:
         return [question], spent
-    rewritten = " ".join("".join(text).split())
+    thinking.flush()
+    lines = thinking.answer.splitlines()
+    rewritten = " ".join(lines[0].split()).strip("\"'") if lines else ""
     return ([question, rewritten] if rewritten and rewritten != question else [question]), spent
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """What an excerpt is of its document."""
-
-    n: int
-    document_id: int
-    document: Document
-    start: int
-    end: int
-
-
-def _whole(sources: Sources) -> tuple[list[Excerpt], list[_Span]]:
-    excerpts, spans = [], []
-    for n, (id, document) in enumerate(sources.documents, 1):
-        where = (
-            f"all {document.n_pages} {document.unit}s"
-            if document.n_pages > 1
-            else f"the whole {document.unit}"
-        )
-        excerpts.append(Excerpt(n, document.name, where, document.text))
-        spans.append(_Span(n, id, document, 0, len(document.text)))
-    return excerpts, spans
-
-
-def _of_passages(passages: Sequence[Passage], sources: Sources) -> tuple[list[Excerpt], list[_Span]]:
-    documents = dict(sources.documents)
-    excerpts, spans = [], []
-    for n, passage in enumerate(passages, 1):
-        document = documents[passage.document_id]
-        head = " › ".join(passage.headings)
-        text = (
-            f"{head}\n{passage.text}"
-            if head and not passage.text.startswith(passage.headings[-1])
-            else passage.text
-        )
-        excerpts.append(Excerpt(n, document.name, passage.where, text))
-        spans.append(_Span(n, passage.document_id, document, passage.start, passage.end))
-    return excerpts, spans
-
-
-def cite(text: str, spans: Sequence[_Span]) -> list[Citation]:
-    """The citations of an answer, each checked against what it names. An answer that names nothing is given
-    what its statements rest on, where that can be told."""
-    found: list[Citation] = []
-    sentences = [match for match in _SENTENCE.finditer(text) if match[0].strip()]
-    for index, match in enumerate(sentences):
-        numbers = [int(number) for number in _CITATION.findall(match[0])]
-        said = _CITATION.sub("", match[0]).strip()
-        if not said and index:  # the mark stands after the full stop
-            said = _CITATION.sub("", sentences[index - 1][0]).strip()
-        quoted = _QUOTED.findall(said)
-        for number in dict.fromkeys(numbers):
-            span = next((span for span in spans if span.n == number), None)
-            if span is None:
-                found.append(Citation(number, "", 0, 0, "", quoted[0] if quoted else "", False))
-            else:
-                found.append(_checked(span, said, quoted))
-        if not numbers:
-            found += _supported(said, quoted, spans)
-    return list(dict.fromkeys(found))
-
-
-def _checked(span: _Span, said: str, quoted: Sequence[str]) -> Citation:
-    """A quote that stands in the source, else the sentence of it that a statement rests on."""
-    text = span.document.text[span.start : span.end]
-    for quote in quoted:
-        if at := quotes.find(quote, text):
-            return _citation(span, *at, verified=True)
-    best = quotes.support(said, text)
-    if best and not quoted and best[2] >= quotes.SHARE_OF_WORDS:
-        return _citation(span, best[0], best[1], verified=True)
-    name, id = span.document.name, span.document_id
-    return Citation(span.n, name, id, 0, "", quoted[0] if quoted else said[:200], False)
-
-
-def _supported(said: str, quoted: Sequence[str], spans: Sequence[_Span]) -> list[Citation]:
-    for span in spans:
-        for quote in quoted:
-            if at := quotes.find(quote, span.document.text[span.start : span.end]):
-                return [_citation(span, *at, verified=True)]
-    best = [(quotes.support(said, span.document.text[span.start : span.end]), span) for span in spans]
-    rests = [(found, span) for found, span in best if found and found[2] >= quotes.SHARE_OF_WORDS]
-    if not rests:
-        return []
-    (start, end, _), span = max(rests, key=lambda each: each[0][2])
-    return [_citation(span, start, end, verified=True)]
-
-
-def _citation(span: _Span, start: int, end: int, *, verified: bool) -> Citation:
-    document = span.document
-    begin = span.start + start
-    page = quotes.page_at(begin, document.starts, [block.page for block in document.blocks])
-    return Citation(
-        n=span.n,
-        document=document.name,
-        document_id=span.document_id,
-        page=page,
-        where=document.where(page),
-        quote=" ".join(document.text[begin : span.start + end].split()),
-        verified=verified,
-        start=begin,
-        end=span.start + end,
-    )
+def _judged(text: str, spans: Sequence[Span]) -> tuple[bool, tuple[Citation, ...]]:
+    """Whether the answer is one, and what it rests on. One that says first that there is none, or says so
+    anywhere without naming anything that holds, is not; what it does name stands with it."""
+    if not text:
+        return False, ()
+    named = citations.named(text, spans)
+    absent = citations.absent(text)
+    if absent != "nowhere":
+        holds = tuple(citation for citation in named if citation.verified)
+        if absent == "first" or not holds:
+            return False, holds
+    return True, tuple(named or citations.implied(text, spans))
 
 
 def _unread(sources: Sources) -> tuple[Unread, ...]:
@@ -303,4 +272,6 @@ def _sum(a: Usage, b: Usage) -> Usage:
         a.prompt_tokens + b.prompt_tokens,
         a.completion_tokens + b.completion_tokens,
         a.cached_tokens + b.cached_tokens,
+        a.drafted_tokens + b.drafted_tokens,
+        a.accepted_tokens + b.accepted_tokens,
     )

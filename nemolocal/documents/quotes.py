@@ -1,67 +1,89 @@
 """Whether words stand in a text: exactly, but for blanks, letters of another case, hyphenation and the marks
-that programs set in place of others."""
+that programs set in place of others. And which sentence of a text a statement rests on."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Final
 
-N_LETTERS_LEAST = 3
-SHARE_OF_WORDS = 0.6
+N_LETTERS_LEAST: Final = 3
+N_BETWEEN_MOST: Final = 2_000
+"""Letters that an ellipsis may stand for."""
+SHARE_OF_WORDS: Final = 0.6
 """Of a statement's telling words, that a sentence must have to be what it rests on."""
+N_WORDS_LEAST: Final = 2
+"""Telling words that a statement and a sentence must share, where none of them holds a digit."""
 
-_SAME = {
-    "“": '"',
-    "”": '"',
-    "„": '"',
-    "«": '"',
-    "»": '"',
-    "‘": "'",
-    "’": "'",
-    "‚": "'",
-    "–": "-",
-    "—": "-",
-    "‐": "-",
-    "−": "-",
-}
-_ELLIPSIS = re.compile(r"\s*(?:\[?\.\.\.\]?|\[?…\]?)\s*")
-_SENTENCE = re.compile(r"[^.!?。！？\n]+(?:[.!?。！？]+|\n|$)")
-_WORD = re.compile(r"\w+")
+_SAME: Final = (
+    dict.fromkeys("“”„‟«»", '"')
+    | dict.fromkeys("‘’‚‛", "'")
+    | dict.fromkeys("–—‐‑‒―−", "-")
+    | {"‹": "<", "›": ">"}
+)
+_UNSEEN: Final = frozenset("\u00ad\u200b\u200c\u200d\u2060\ufeff")
+_ELLIPSIS: Final = re.compile(r"[\[(]?(?:\.\.\.|…)[\])]?")
+_SENTENCE: Final = re.compile(r"[^\n。！？]+?(?:[.!?]+[\"'”’»)]*(?=\s|$)|(?=\n)|$|[。！？]+)")
+_WORD: Final = re.compile(r"[^\W_]+")
+_EAST_ASIAN: Final = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
+_NOT: Final = frozenset(
+    re.findall(
+        r"\w+",
+        "not no never none neither nor cannot without nicht kein keine keinen keiner keinem nie niemals ohne "
+        "pas jamais aucun aucune sans nunca jamás ninguno ninguna sin non mai nessuno nessuna senza não "
+        "nenhum nenhuma sem niet geen nooit zonder не нет никогда без nie bez",
+    )
+)
 
 
 def find(quote: str, text: str) -> tuple[int, int] | None:
-    """Where a quote stands in a text, as offsets; parts that an ellipsis joins must follow each other. None
-    where it does not, or is too short to tell."""
-    plain, places = _plain(text)
-    parts = [part for part in (_plain(each)[0] for each in _ELLIPSIS.split(quote)) if part]
+    """Where a quote stands in a text, as offsets; parts that an ellipsis joins must follow closely.
+    None where it does not, begins or ends within a word, or is too short to tell."""
+    parts = [part for part in (_plain(each)[0] for each in _ELLIPSIS.split(quote.strip())) if part]
     if not parts or sum(map(len, parts)) < N_LETTERS_LEAST:
         return None
-    at = begin = plain.find(parts[0])
-    for part in parts:
-        at = plain.find(part, at) if at >= 0 else -1
-        if at < 0:
-            return None
-        at += len(part)
-    return places[begin], places[at - 1] + 1
+    plain, places = _plain_of_source(text)
+    begin = plain.find(parts[0])
+    while begin >= 0:
+        end = _end(parts, plain, begin)
+        if end is not None:
+            start, stop = places[begin], places[end - 1] + 1
+            if not _tears(text, start) and not _tears(text, stop):
+                return start, stop
+        begin = plain.find(parts[0], begin + 1)
+    return None
 
 
 def support(statement: str, text: str) -> tuple[int, int, float] | None:
-    """The sentence of a text that has most of a statement's words, and all of its numbers: where it stands,
-    and the share of them."""
+    """The sentence of a text that has most of a statement's telling words and all of its numbers: where it
+    stands, and the share of them. None where no sentence shares enough of them, or says no where the
+    statement says yes."""
     wanted = _telling(statement)
-    numbers = {word for word in wanted if any(letter.isdigit() for letter in word)}
-    if not wanted:
-        return None
+    numbers = {word for word in wanted if _has_digit(word)}
+    is_denied = _denies(statement)
     best: tuple[int, int, float] | None = None
-    for match in _SENTENCE.finditer(text):
-        words = _telling(match[0])
-        share = len(wanted & words) / len(wanted) if numbers <= words else 0.0
-        if share > 0 and (best is None or share > best[2]):
-            begin = match.start() + len(match[0]) - len(match[0].lstrip())
-            best = begin, match.start() + len(match[0].rstrip()), share
+    for start, end in sentences(text):
+        sentence = text[start:end]
+        shared = wanted & _telling(sentence)
+        if not numbers <= shared or (len(shared) < N_WORDS_LEAST and not numbers):
+            continue
+        share = len(shared) / len(wanted)
+        if share > (best[2] if best else 0.0) and _denies(sentence) == is_denied:
+            best = start, end, share
     return best
+
+
+def sentences(text: str) -> Iterator[tuple[int, int]]:
+    """Where the sentences of a text stand, without the blanks around them; a line is never part of two."""
+    for match in _SENTENCE.finditer(text):
+        stripped = match[0].strip()
+        if stripped:
+            start = match.start() + match[0].index(stripped)
+            yield start, start + len(stripped)
 
 
 def page_at(offset: int, starts: Sequence[int], pages: Sequence[int]) -> int:
@@ -69,19 +91,70 @@ def page_at(offset: int, starts: Sequence[int], pages: Sequence[int]) -> int:
     return pages[max(bisect_right(starts, offset) - 1, 0)] if pages else 1
 
 
+def _end(parts: Sequence[str], plain: str, begin: int) -> int | None:
+    end = begin + len(parts[0])
+    for part in parts[1:]:
+        at = plain.find(part, end, end + N_BETWEEN_MOST + len(part))
+        if at < 0:
+            return None
+        end = at + len(part)
+    return end
+
+
+def _tears(text: str, at: int) -> bool:
+    """Whether a word runs over this place; scripts without blanks between words have no such."""
+    return (
+        0 < at < len(text)
+        and text[at - 1].isalnum()
+        and text[at].isalnum()
+        and not _EAST_ASIAN.match(text[at - 1])
+        and not _EAST_ASIAN.match(text[at])
+    )
+
+
 def _telling(text: str) -> set[str]:
-    return {word.casefold() for word in _WORD.findall(text) if len(word) > 3 or word.isdigit()}
+    """Longer words, whatever holds a digit, and pairs of letters where a script has no blanks."""
+    found: set[str] = set()
+    for word in _WORD.findall(unicodedata.normalize("NFKC", text).casefold()):
+        for run in _EAST_ASIAN.findall(word):
+            found.update(run[at : at + 2] for at in range(len(run) - 1))
+        rest = _EAST_ASIAN.sub(" ", word).split()
+        found.update(each for each in rest if len(each) > 3 or _has_digit(each))
+    return found
 
 
-def _plain(text: str) -> tuple[str, list[int]]:
-    """Letters and marks without blanks and hyphens, and where each stood."""
+def _has_digit(word: str) -> bool:
+    return any(letter.isdigit() for letter in word)
+
+
+def _denies(text: str) -> bool:
+    folded = text.casefold()
+    return bool(_NOT & set(_WORD.findall(folded))) or "n't" in folded.replace("’", "'")
+
+
+@lru_cache(maxsize=4)
+def _plain_of_source(text: str) -> tuple[str, array[int]]:
+    """Kept, since an answer has several quotes of one text."""
+    return _plain(text)
+
+
+def _plain(text: str) -> tuple[str, array[int]]:
+    """The letters and marks without blanks and hyphens, and where each stood. A minus sign stays."""
     letters: list[str] = []
-    places: list[int] = []
+    places = array("q")
     for at, letter in enumerate(text):
-        if letter.isspace():
+        if letter.isspace() or letter in _UNSEEN:
             continue
-        for one in unicodedata.normalize("NFKC", _SAME.get(letter, letter)).casefold():
-            if one != "-" and not one.isspace():
+        letter = _SAME.get(letter, letter)
+        if letter == "-" and not _is_minus(text, at):
+            continue
+        same = letter.lower() if letter.isascii() else unicodedata.normalize("NFKC", letter).casefold()
+        for one in same:
+            if not one.isspace():
                 letters.append(one)
                 places.append(at)
     return "".join(letters), places
+
+
+def _is_minus(text: str, at: int) -> bool:
+    return text[at + 1 : at + 2].isdigit() and not text[at - 1 : at].isalpha()
