@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NoReturn
 
 from nemolocal import config
 from nemolocal.errors import ContextLengthError, ModelNotFoundError
+from nemolocal.papers import Finders, Papers
 from nemolocal.service import LoadedModel, ModelCard, Service, Status
 from nemolocal.shelf import Shelf
 from nemolocal.totals import ModelTotals
@@ -128,6 +130,10 @@ class FakeEmbedder:
             raise self.error
 
 
+def _no_model(ref: str | None) -> NoReturn:
+    raise ModelNotFoundError("No model here embeds or ranks.")
+
+
 class FakeService(Service):
     """A service over one FakeTextModel and one FakeEmbedder, which also ranks."""
 
@@ -145,12 +151,14 @@ class FakeService(Service):
         self.done: dict[str, ModelTotals] = {}
         self.kept_alive_s: list[float | None] = []  # what each call of find_model asked for
         self.shelf = Shelf(self.config, detect=lambda: machine(ram_gib=0.5))  # on which nothing new fits
+        self.papers = Papers(self.config, Finders(lambda ref: self.model, _no_model, _no_model))
 
     async def start(self, refs: Sequence[str] = ()) -> None:
         self.started.append(tuple(refs))
 
     async def close(self) -> None:
         self.n_closed += 1
+        await self.papers.close()
 
     async def unload(self, ref: str) -> None:
         self.in_memory = [model for model in self.in_memory if model.id != ref]

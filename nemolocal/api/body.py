@@ -15,7 +15,7 @@ from starlette.requests import Request
 from nemolocal.api.errors import RefusedError
 from nemolocal.errors import InvalidRequestError
 
-MAX_BODY_BYTES = 16 << 20
+MAX_BODY_BYTES = 64 << 20  # documents come in it, in base64
 
 
 class Schema(pydantic.BaseModel):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nemolocal import errors
+from nemolocal.api.body import MAX_BODY_BYTES
 from nemolocal.api.errors import FAULTS, fault_of
 from tests.api.serving import CHAT, COMPLETIONS, assert_error, chat, client, running, user
 from tests.fakes import FakeService, FakeTextModel
@@ -96,7 +97,7 @@ async def test_a_compressed_body_is_refused() -> None:
 
 async def test_a_body_that_is_too_large() -> None:
     service = FakeService()
-    content = b'{"messages": [{"role": "user", "content": "' + b"word " * 6_000_000 + b'"}]}'
+    content = b'{"messages": [{"role": "user", "content": "' + b"word " * (MAX_BODY_BYTES // 5 + 1) + b'"}]}'
 
     async def in_pieces() -> Any:
         for start in range(0, len(content), 1 << 20):

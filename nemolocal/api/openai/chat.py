@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -21,6 +21,7 @@ from nemolocal.api.errors import NotServedError
 from nemolocal.api.openai import logprobs
 from nemolocal.api.openai.fields import N_LOGPROBS, GenerationFields, Head, head
 from nemolocal.api.openai.figures import timings, usage
+from nemolocal.api.openai.files import FilePart, read_in
 from nemolocal.errors import InvalidRequestError
 from nemolocal.service import Service
 from nemolocal.types import Delta, Finish
@@ -34,7 +35,7 @@ async def create_chat_completion(request: Request) -> Response:
     asked.check_served()
     service: Service = request.app.state.service
     model = service.find_model(asked.model or None, keep_alive_s=asked.keep_alive)
-    messages = [message.unwrap() for message in asked.messages]
+    messages = [await read_in(service, message) for message in asked.messages]
     max_tokens = asked.max_completion_tokens or asked.max_tokens
     default = service.sampling_defaults(asked.model or None)
     params = asked.generation(default, max_tokens=max_tokens, n_ctx=model.n_ctx)
@@ -71,6 +72,8 @@ def _as_text(value: Any, info: ValidationInfo) -> Any:
         raise PydanticCustomError("content", "must be a string or a list of parts")
     text = ""
     for index, part in enumerate(value):
+        if isinstance(part, dict) and part.get("type") == "file":
+            continue  # a file has a field of its own
         piece = _text_of(part, index)
         glues = text and piece and not text[-1].isspace() and not piece[0].isspace()
         text += "\n" + piece if glues else piece
@@ -97,7 +100,29 @@ class ChatMessage(Schema):
     tool_calls: list[CalledTool] | None = None
     tool_call_id: str | None = None
     function_call: Any = None
+    files: tuple[FilePart, ...] = ()
     content: Annotated[str | None, BeforeValidator(_as_text), Field(validate_default=True)] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_files_out(cls, value: Any) -> Any:
+        """Content parts that are files, as a field of their own; what came under that name does not count."""
+        if not isinstance(value, dict):
+            return value
+        parts = value.get("content")
+        found = (
+            [part.get("file") for part in parts if isinstance(part, dict) and part.get("type") == "file"]
+            if isinstance(parts, list)
+            else []
+        )
+        return {**value, "files": tuple(found)}
+
+    @field_validator("files")
+    @classmethod
+    def _are_the_users(cls, value: tuple[FilePart, ...], info: ValidationInfo) -> Any:
+        if value and info.data.get("role") != "user":
+            raise PydanticCustomError("files", "only a user's message may hold files")
+        return value
 
     @field_validator("function_call")
     @classmethod
