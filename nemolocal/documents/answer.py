@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final, Literal
 
-from nemolocal.documents import citations, fence
+from nemolocal.documents import citations, fence, quotes
 from nemolocal.documents.citations import Citation as Citation
 from nemolocal.documents.citations import Span
 from nemolocal.documents.fence import Excerpt
@@ -146,6 +146,8 @@ async def answer(
         yield AnswerDelta(rest)
     # In a thread: a long text is looked through, sentence by sentence.
     is_found, cited = await asyncio.to_thread(_judged, thinking.answer, reading.spans)
+    if not thinking.answer:
+        yield AnswerDelta(NOTHING_SAID)
     text = thinking.answer or NOTHING_SAID
     yield Answer(text, reading.mode, cited, reading.passages, unread, spent, is_found, is_cut)
 
@@ -253,6 +255,13 @@ def _judged(text: str, spans: Sequence[Span]) -> tuple[bool, tuple[Citation, ...
     anywhere without naming anything that holds, is not; what it does name stands with it."""
     if not text:
         return False, ()
+    try:
+        return _weighed(text, spans)
+    finally:
+        quotes.forget()
+
+
+def _weighed(text: str, spans: Sequence[Span]) -> tuple[bool, tuple[Citation, ...]]:
     named = citations.named(text, spans)
     absent = citations.absent(text)
     if absent != "nowhere":

@@ -8,6 +8,7 @@ mark elsewhere or leave it out; what can be told by the program is told then, an
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -17,6 +18,8 @@ from nemolocal.documents.parts import Document
 
 N_SHOWN_MOST: Final = 400
 """Letters of a statement or quote that are shown where it does not stand in the source."""
+N_STATEMENTS_MOST: Final = 500
+"""Statements of one answer that are checked."""
 N_REAL_QUOTE: Final = 16
 """Letters from which words in quotation marks are surely meant as a quote, and not as a name."""
 
@@ -88,8 +91,9 @@ class _Statement:
 def named(text: str, spans: Sequence[Span]) -> list[Citation]:
     """The citations that an answer names, by a mark or by a quote that stands in a source."""
     found: list[Citation] = []
-    for statement in _statements(text):
-        for numbers, quote in statement.marks:
+    # One that says the same over and over is looked up once.
+    for statement in list(dict.fromkeys(_statements(text)))[:N_STATEMENTS_MOST]:
+        for numbers, quote in dict.fromkeys(statement.marks):
             found += _of_mark(numbers, quote, statement.text, spans)
         if not statement.marks:
             for quote in statement.quoted:
@@ -100,8 +104,8 @@ def named(text: str, spans: Sequence[Span]) -> list[Citation]:
 def implied(text: str, spans: Sequence[Span]) -> list[Citation]:
     """For an answer that names nothing: the sentences that its statements rest on, where that can be told."""
     found: list[Citation] = []
-    for statement in _statements(text):
-        rests = [(best, span) for span in spans if (best := _supporting(span, statement.text))]
+    for said in list(dict.fromkeys(statement.text for statement in _statements(text)))[:N_STATEMENTS_MOST]:
+        rests = [(best, span) for span in spans if (best := _supporting(span, said))]
         if rests:
             (start, end, _), span = max(rests, key=lambda each: each[0][2])
             found.append(_verified(span, start, end))
@@ -120,24 +124,29 @@ def _statements(text: str) -> Iterator[_Statement]:
     """The sentences of an answer. A mark after the full stop belongs to the sentence before."""
     quoted = [(match.start(), match.end(), match[1]) for match in _QUOTE.finditer(text)]
     marks = [mark for mark in _MARK.finditer(text) if not _is_of_quote(mark, quoted)]
+    starts = [mark.start() for mark in marks]
     begin, ends = 0, []
+    closed = sorted([(a, b - 1) for a, b, _ in quoted] + [mark.span() for mark in marks])
     for match in _SENTENCE_END.finditer(text):
-        inside = any(start < match.start() < end - 1 for start, end, _ in quoted)
-        if not inside and not any(mark.start() < match.start() < mark.end() for mark in marks):
+        # Of what begins before this place, the last two: a mark may stand in a quote, or hold one.
+        at = bisect_left(closed, (match.start(), 0))
+        if not any(match.start() < end for _, end in closed[max(at - 2, 0) : at]):
             ends.append(match.end())
     for end in [*ends, len(text)]:
-        while match_after := next(
-            (m for m in marks if m.start() >= end and not text[end : m.start()].strip()), None
-        ):
-            if "\n" in text[end : match_after.start()] or match_after.start() < begin:
+        while (at := bisect_left(starts, end)) < len(marks):
+            between = text[end : marks[at].start()]
+            if between.strip() or "\n" in between:
                 break
-            end = match_after.end()
+            end = marks[at].end()
         if end <= begin:
             continue
         yield _statement(
             text[begin:end],
             [(a - begin, b - begin, each) for a, b, each in quoted if begin <= a < end],
-            [(mark.start() - begin, mark) for mark in marks if begin <= mark.start() < end],
+            [
+                (mark.start() - begin, mark)
+                for mark in marks[bisect_left(starts, begin) : bisect_left(starts, end)]
+            ],
         )
         begin = end
 

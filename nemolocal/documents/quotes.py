@@ -14,6 +14,8 @@ from typing import Final
 N_LETTERS_LEAST: Final = 3
 N_BETWEEN_MOST: Final = 2_000
 """Letters that an ellipsis may stand for."""
+N_TRIED_MOST: Final = 5_000
+"""Places where a quote may begin that are looked at; a quote that tells something has far fewer."""
 SHARE_OF_WORDS: Final = 0.6
 """Of a statement's telling words, that a sentence must have to be what it rests on."""
 N_WORDS_LEAST: Final = 2
@@ -47,8 +49,8 @@ def find(quote: str, text: str) -> tuple[int, int] | None:
     if not parts or sum(map(len, parts)) < N_LETTERS_LEAST:
         return None
     plain, places = _plain_of_source(text)
-    begin = plain.find(parts[0])
-    while begin >= 0:
+    begin, n_tried = plain.find(parts[0]), 0
+    while begin >= 0 and (n_tried := n_tried + 1) <= N_TRIED_MOST:
         end = _end(parts, plain, begin)
         if end is not None:
             start, stop = places[begin], places[end - 1] + 1
@@ -63,16 +65,17 @@ def support(statement: str, text: str) -> tuple[int, int, float] | None:
     stands, and the share of them. None where no sentence shares enough of them, or says no where the
     statement says yes."""
     wanted = _telling(statement)
+    if not wanted:
+        return None
     numbers = {word for word in wanted if _has_digit(word)}
     is_denied = _denies(statement)
     best: tuple[int, int, float] | None = None
-    for start, end in sentences(text):
-        sentence = text[start:end]
-        shared = wanted & _telling(sentence)
+    for start, end, words, denies in _sentences_of_source(text):
+        shared = wanted & words
         if not numbers <= shared or (len(shared) < N_WORDS_LEAST and not numbers):
             continue
         share = len(shared) / len(wanted)
-        if share > (best[2] if best else 0.0) and _denies(sentence) == is_denied:
+        if share > (best[2] if best else 0.0) and denies == is_denied:
             best = start, end, share
     return best
 
@@ -84,6 +87,12 @@ def sentences(text: str) -> Iterator[tuple[int, int]]:
         if stripped:
             start = match.start() + match[0].index(stripped)
             yield start, start + len(stripped)
+
+
+def forget() -> None:
+    """Let go of the texts that were looked through."""
+    _plain_of_source.cache_clear()
+    _sentences_of_source.cache_clear()
 
 
 def page_at(offset: int, starts: Sequence[int], pages: Sequence[int]) -> int:
@@ -132,10 +141,19 @@ def _denies(text: str) -> bool:
     return bool(_NOT & set(_WORD.findall(folded))) or "n't" in folded.replace("’", "'")
 
 
-@lru_cache(maxsize=4)
+# Both are kept, since an answer has several quotes and statements that are looked for in one text.
+
+
+@lru_cache(maxsize=16)
 def _plain_of_source(text: str) -> tuple[str, array[int]]:
-    """Kept, since an answer has several quotes of one text."""
     return _plain(text)
+
+
+@lru_cache(maxsize=16)
+def _sentences_of_source(text: str) -> tuple[tuple[int, int, frozenset[str], bool], ...]:
+    """Where each sentence stands, its telling words, and whether it says no."""
+    spans = ((start, end, text[start:end]) for start, end in sentences(text))
+    return tuple((start, end, frozenset(_telling(each)), _denies(each)) for start, end, each in spans)
 
 
 def _plain(text: str) -> tuple[str, array[int]]:
