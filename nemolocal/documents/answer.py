@@ -32,8 +32,10 @@ N_TEMPLATE: Final = 256
 N_LETTERS_A_TOKEN: Final = 12
 """No text has more letters for a token than this throughout: what is longer is not counted."""
 N_REWRITTEN: Final = 80
+SHARE_UNASKED: Final = 0.25
+"""Of the context, that an answer takes at most where nothing else is asked for; the rest is for reading."""
 SHARE_OF_CONTEXT: Final = 0.5
-"""An answer never takes more of the context than this."""
+"""Of the context, that an answer takes at most, whatever is asked for."""
 SHARE_OF_HISTORY: Final = 0.25
 """The conversation before the question never takes more of what the answer leaves than this."""
 N_HISTORY: Final = 3
@@ -114,13 +116,14 @@ async def answer(
     Raises ContextLengthError where the question alone leaves no room for a document, and what asking the
     model raises.
     """
-    params = params or GenerationParams(SamplingParams(temperature=0.1), max_tokens=N_ANSWER)
+    params = params or GenerationParams(SamplingParams(temperature=0.1))
     unread = _unread(sources)
     if not any(document.text.strip() for _, document in sources.documents):
         yield Answer(NOTHING_READ, "retrieval", not_read=unread, is_found=False)
         return
     n_asked = sum(await model.count_tokens([question, fence.RULES])) + N_TEMPLATE
-    n_new = max(min(params.max_tokens or N_ANSWER, int(model.n_ctx * SHARE_OF_CONTEXT)), 1)
+    share = SHARE_OF_CONTEXT if params.max_tokens else SHARE_UNASKED
+    n_new = max(min(params.max_tokens or N_ANSWER, int(model.n_ctx * share)), 1)
     room = model.n_ctx - n_new - n_asked
     if room <= 0:
         raise ContextLengthError(n_prompt=n_asked, n_ctx=model.n_ctx)

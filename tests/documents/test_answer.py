@@ -170,6 +170,13 @@ async def test_passages_without_room_are_left_out_the_least_relevant_first() -> 
     assert prompt + 400 <= model.n_ctx
 
 
+@pytest.mark.parametrize(("wanted", "n_new"), [(None, 512), (100, 100), (5_000, 1_024)])
+async def test_answer_leaves_most_of_the_context_for_reading(wanted: int | None, n_new: int) -> None:
+    model = FakeTextModel(["Yes."], n_ctx=2_048)
+    await ask(model, whole(), params=GenerationParams(max_tokens=wanted))
+    assert model.calls[0][1].max_tokens == n_new
+
+
 async def test_nothing_found_is_said_without_asking_the_model() -> None:
     model = FakeTextModel(n_ctx=2_000)
     _, answer = await ask(model, long_sources()[0])
