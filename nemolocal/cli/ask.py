@@ -112,7 +112,7 @@ def _answer(
                 if isinstance(item, Answer):
                     return item
                 if not as_json:
-                    print(item.text, end="", flush=True)
+                    print("\n" if item.is_restart else "", item.text, sep="", end="", flush=True)
         raise AssertionError("an answer ended without its last item")
 
     answer = runner.run(run())
@@ -129,6 +129,7 @@ def as_plain(answer: Answer) -> dict[str, Any]:
         "answer": answer.text,
         "mode": answer.mode,
         "is_found": answer.is_found,
+        "is_cut": answer.is_cut,
         "citations": [asdict(citation) for citation in answer.citations],
         "passages": [asdict(passage) for passage in answer.passages],
         "not_read": [asdict(unread) for unread in answer.not_read],
@@ -137,6 +138,10 @@ def as_plain(answer: Answer) -> dict[str, Any]:
 
 
 def _show_citations(answer: Answer) -> None:
+    if answer.is_found and not any(citation.verified for citation in answer.citations):
+        output.note("Nothing in the documents was found that supports this answer.")
+    if answer.is_cut:
+        output.note("The answer was cut off; it had no more tokens.")
     n = len(answer.passages)
     how = "read whole" if answer.mode == "whole" else f"{n} passage{'' if n == 1 else 's'} read"
     print()

@@ -28,6 +28,23 @@ _GONE = (
     "button",
 )
 _LEAVES = ("p", "li", "dt", "dd", "blockquote", "figcaption", "caption", "address", "summary")
+_BLOCKS = (
+    "p",
+    "div",
+    "table",
+    "ul",
+    "ol",
+    "li",
+    "dt",
+    "dd",
+    "pre",
+    "section",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "blockquote",
+)
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([\w-]+)""", re.IGNORECASE)
 _BLANKS = re.compile(r"[ \t\n\xa0]+")
 
@@ -107,7 +124,7 @@ def _walk(root: Tag, page: int) -> Iterator[Block]:
                     yield block
             elif child.name == "br":
                 loose.append("\n")
-            elif child.find(("p", "div", "table", "ul", "ol", "pre", "section", "h1", "h2", "h3")) is None:
+            elif child.find(_BLOCKS) is None:
                 loose.append(child.get_text() if child.name in _INLINE else f"\n{child.get_text()}\n")
                 if child.name not in _INLINE:
                     yield from flush()

@@ -1,0 +1,161 @@
+"""PDF: reading order, words that were parted, running heads, outline and labels, and broken files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nemolocal.documents.limits import Limits
+from nemolocal.documents.load import load, ocr
+from nemolocal.documents.parts import Document
+from nemolocal.errors import DocumentError
+from tests.documents import pdfs
+
+NO_OCR = Limits(ocr=False)
+
+
+def read(path: Path, **options: object) -> Document:
+    return load(path, limits=NO_OCR, **options)  # type: ignore[arg-type]
+
+
+def refused(path: Path, **options: object) -> DocumentError:
+    with pytest.raises(DocumentError) as caught:
+        read(path, **options)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_words_that_lines_have_parted(tmp_path: Path) -> None:
+    text = ["The committee dis-", "cussed the infor-", "mation budget of 4711 crowns. A well-"]
+    text += ["known example is the mother-in-law."]
+    said = read(pdfs.write(tmp_path / "a.pdf", [pdfs.lines(text)])).text
+    assert said == (
+        "The committee discussed the information budget of 4711 crowns. "
+        "A well-known example is the mother-in-law."
+    )
+
+
+def test_columns_are_read_one_after_the_other(tmp_path: Path) -> None:
+    def draw(canvas: object) -> None:
+        left = ["LEFT one alpha", "LEFT two bravo", "LEFT three charlie"]
+        right = ["RIGHT one delta", "RIGHT two echo", "RIGHT three foxtrot"]
+        for n, (a, b) in enumerate(zip(left, right, strict=True)):  # row by row, as some programs write
+            canvas.drawString(72, 760 - 14 * n, a)  # type: ignore[attr-defined]
+            canvas.drawString(320, 760 - 14 * n, b)  # type: ignore[attr-defined]
+
+    said = read(pdfs.write(tmp_path / "a.pdf", [draw])).text
+    assert said.rindex("LEFT") < said.index("RIGHT")
+    assert said.index("alpha") < said.index("charlie") < said.index("delta") < said.index("foxtrot")
+
+
+def test_short_cells_side_by_side_are_rows_of_a_table(tmp_path: Path) -> None:
+    rows = [("Part", "Torque"), ("M6", "9 Nm"), ("M8", "22 Nm"), ("M10", "44 Nm")]
+
+    def draw(canvas: object) -> None:
+        for n, (a, b) in enumerate(rows):
+            canvas.drawString(72, 760 - 14 * n, a)  # type: ignore[attr-defined]
+            canvas.drawString(250, 760 - 14 * n, b)  # type: ignore[attr-defined]
+
+    document = read(pdfs.write(tmp_path / "a.pdf", [draw]))
+    assert [block.kind for block in document.blocks] == ["table"]
+    assert "M8 | 22 Nm" in document.text.splitlines()
+
+
+def test_running_heads_go_and_a_sentence_runs_over_the_break(tmp_path: Path) -> None:
+    pages = []
+    for n in range(1, 10):
+        head = pdfs.lines([f"Page {n} of 9 CONFIDENTIAL"], y=810, size=9)
+        text = [f"Page number {n} tells of something else, such as the word w{n * n}.", "It ends here."]
+        if n == 4:
+            text.append("The sentence that begins on this page goes on to say that the treasure")
+        if n == 5:
+            text.insert(0, "is buried under the old oak tree. So much for that.")
+        pages.append(pdfs.both(head, pdfs.lines(text)))
+    document = read(pdfs.write(tmp_path / "a.pdf", pages))
+    assert "CONFIDENTIAL" not in document.text
+    assert "that the treasure is buried under the old oak tree." in document.text
+    whole = next(block for block in document.blocks if "treasure" in block.text)
+    assert (whole.page, whole.last_page) == (4, 5)
+    assert all(f"w{n * n}." in document.text for n in range(1, 10))
+
+
+def test_ligatures_are_spelt_out() -> None:
+    from nemolocal.documents.load.prose import LIGATURES
+
+    assert "oﬃce ﬁle eﬃcient ﬂow".translate(LIGATURES) == "office file efficient flow"
+
+
+def test_the_outline_names_the_headings(tmp_path: Path) -> None:
+    def draw(canvas: object) -> None:
+        canvas.bookmarkPage("one")  # type: ignore[attr-defined]
+        canvas.addOutlineEntry("1 Scope", "one", level=0)  # type: ignore[attr-defined]
+        pdfs.lines(["1 Scope", "What follows is about scope and so on."])(canvas)
+
+    document = read(pdfs.write(tmp_path / "a.pdf", [draw]))
+    assert document.has_outline
+    assert (document.blocks[0].kind, document.blocks[0].text) == ("heading", "1 Scope")
+
+
+def test_without_an_outline_larger_lines_are_headings(tmp_path: Path) -> None:
+    body = [f"A line of the text that stands below it, the {n}th." for n in range(6)]
+    page = pdfs.both(pdfs.lines(["Results"], size=18), pdfs.lines(body, y=720))
+    document = read(pdfs.write(tmp_path / "a.pdf", [page]))
+    assert [block.text for block in document.blocks if block.kind == "heading"] == ["Results"]
+    assert not document.has_outline
+
+
+def test_pages_without_text_are_named(tmp_path: Path) -> None:
+    pages = [pdfs.lines(["The harbour code is QUARTZ-88."]), *[pdfs.picture] * 4]
+    document = read(pdfs.write(tmp_path / "a.pdf", pages))
+    assert document.text == "The harbour code is QUARTZ-88."
+    assert [each.page for each in document.not_read] == [2, 3, 4, 5]
+    assert "tesseract" in document.not_read[0].why or "OCR" in document.not_read[0].why
+
+
+@pytest.mark.parametrize("draw", [pdfs.blank, pdfs.picture])
+def test_a_scan_is_refused_by_name(tmp_path: Path, draw: pdfs.Draw) -> None:
+    error = refused(pdfs.write(tmp_path / "scan.pdf", [draw] * 3))
+    assert error.kind == "empty"
+    assert "scan.pdf" in error.message
+    assert "text layer" in error.message
+
+
+def test_with_tesseract_pictures_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "tesseract"
+    program.write_text("#!/bin/sh\ncat >/dev/null\nprintf 'Read from\\nthe picture.\\n'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(ocr, "PROGRAM", str(program))
+    pages = [pdfs.lines(["Page one is text."]), pdfs.picture, pdfs.lines(["Page three, too."])]
+    document = load(pdfs.write(tmp_path / "a.pdf", pages))
+    assert document.n_ocr_pages == 1
+    assert not document.not_read
+    [read_by_it] = [block for block in document.blocks if block.page == 2]
+    assert "the picture." in read_by_it.text
+
+
+def test_a_password_is_asked_for(tmp_path: Path) -> None:
+    path = pdfs.write(tmp_path / "a.pdf", [pdfs.lines(["Secret words."])], encrypt="geheim")
+    assert refused(path).kind == "encrypted"
+    assert "wrong" in refused(path, password="other").message
+    assert read(path, password="geheim").text == "Secret words."
+
+
+def test_broken_files_are_one_line(tmp_path: Path) -> None:
+    whole = pdfs.write(tmp_path / "a.pdf", [pdfs.lines(["Some words."])] * 3).read_bytes()
+    for name, data in {"cut": whole[:300], "junk": b"%PDF-1.7\n" + bytes(range(256)) * 50}.items():
+        path = tmp_path / f"{name}.pdf"
+        path.write_bytes(data)
+        assert refused(path).kind in ("damaged", "empty"), name
+
+
+def test_more_pages_than_are_read(tmp_path: Path) -> None:
+    path = pdfs.write(tmp_path / "a.pdf", [pdfs.lines(["Words."])] * 4)
+    with pytest.raises(DocumentError) as caught:
+        load(path, limits=Limits(max_pages=3, ocr=False))
+    assert caught.value.kind == "too_large"
+
+
+def test_the_name_does_not_matter(tmp_path: Path) -> None:
+    path = pdfs.write(tmp_path / "a.txt", [pdfs.lines(["Words of a PDF."])])
+    assert (read(path).kind, read(path).text) == ("pdf", "Words of a PDF.")
