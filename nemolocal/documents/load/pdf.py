@@ -16,6 +16,8 @@ from nemolocal.documents.parts import Block, Document, NotRead
 from nemolocal.errors import DocumentError
 
 N_OUTLINE_MOST = 20_000
+SHARE_IN_RECTANGLES = 0.9
+"""Of a page's letters; where fewer are, each letter is asked for its place, which takes longer."""
 _PASSWORD = 4  # FPDF_ERR_PASSWORD
 
 
@@ -89,14 +91,52 @@ def _page(pdf: Any, number: int, limits: Limits) -> tuple[list[Line], str]:
     """The lines of a page, or what OCR reads of it."""
     with closing(pdf[number - 1]) as page:
         with closing(page.get_textpage()) as text:
-            found = lines(list(_boxes(text)))
+            found = lines(_boxes(text))
         if not found and limits.ocr and ocr.is_there():
             return [], ocr.read(page, limits.ocr_languages)
     return found, ""
 
 
-def _boxes(text: Any) -> Iterator[Box]:
-    """The page's runs of text: PDFium's rectangles are pieces of one line in one font."""
+def _boxes(text: Any) -> list[Box]:
+    """The page's runs of text. PDFium's rectangles are quick, but lose what a font that is not in the file
+    has no widths for, as Chinese files often have it."""
+    found = list(_rectangles(text))
+    n_there = sum(not letter.isspace() for letter in text.get_text_range())
+    n_found = sum(not letter.isspace() for box in found for letter in box.text)
+    return found if n_found >= SHARE_IN_RECTANGLES * n_there else list(_by_letters(text))
+
+
+def _by_letters(text: Any) -> Iterator[Box]:
+    """Runs of letters that stand beside each other, from the place of each."""
+    from pypdfium2 import raw
+
+    run: list[tuple[float, float, float, float, str]] = []
+    for index in range(text.count_chars()):
+        letter = chr(raw.FPDFText_GetUnicode(text.raw, index) or 32)
+        x0, y0, x1, y1 = text.get_charbox(index, loose=True)
+        if run:
+            height = run[-1][3] - run[-1][1]
+            is_level = abs((y0 + y1) / 2 - (run[-1][1] + run[-1][3]) / 2) < 0.5 * max(height, 0.1)
+            is_near = -height < x0 - run[-1][2] < height
+            if letter in "\r\n" or not (letter.isspace() or (is_level and is_near)):
+                yield from _run(run)
+                run = []
+        if letter not in "\r\n" and (run or not letter.isspace()):
+            run.append((x0, y0, x1, y1, letter))
+    yield from _run(run)
+
+
+def _run(run: list[tuple[float, float, float, float, str]]) -> Iterator[Box]:
+    said = clean("".join(each[4] for each in run)).strip()
+    seen = [each for each in run if not each[4].isspace()]
+    if said and seen:
+        x0, y0 = min(each[0] for each in seen), min(each[1] for each in seen)
+        x1, y1 = max(each[2] for each in seen), max(each[3] for each in seen)
+        yield Box(x0, y0, x1, y1, said, y1 - y0)
+
+
+def _rectangles(text: Any) -> Iterator[Box]:
+    """PDFium's rectangles: pieces of one line in one font."""
     from pypdfium2 import raw
 
     for index in range(text.count_rects()):

@@ -29,6 +29,7 @@ N_CHARS_OVER_PAGES = 8_000  # a longer paragraph is not joined with the next pag
 _HYPHEN_END = re.compile(r"[^\W\d_][-\u2010\u00ad\x02\ufffe]$")
 _ENDS_SENTENCE = re.compile(r"""[.!?:;…。！？]["'”’»)\]]*$""")
 _BULLET = re.compile(r"^\s*([•▪◦‣·*–-]|\d{1,3}[.)]|[a-z][.)])\s+")
+_UNSPACED = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef]")
 _TRUE_HYPHEN = re.compile(
     r"\b(well|self|non|ex|half|all|cross|co|high|low|long|short|mid|semi|multi|post|pre|anti|part|full|"
     r"twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|old|new|so|one|two|three|four|five|six|in|by)-$",
@@ -158,7 +159,8 @@ def _join(text: str, more: str, words: set[str]) -> str:
     text, more = text.rstrip(), more.lstrip()
     tail = text[-N_TAIL:]
     if not (_HYPHEN_END.search(tail) and more[:1].islower()):
-        return f"{text} {more}"
+        is_unspaced = _UNSPACED.match(text[-1:]) and _UNSPACED.match(more[:1])
+        return f"{text}{more}" if is_unspaced else f"{text} {more}"
     begin = re.split(r"\s", tail[:-1])[-1]
     end = re.split(r"[\s.,;:!?)]", more[:N_TAIL])[0]
     is_true = f"{begin}-{end}".casefold() in words or bool(_TRUE_HYPHEN.search(f"{tail[:-1]}-"))

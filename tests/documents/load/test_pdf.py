@@ -159,3 +159,14 @@ def test_more_pages_than_are_read(tmp_path: Path) -> None:
 def test_the_name_does_not_matter(tmp_path: Path) -> None:
     path = pdfs.write(tmp_path / "a.txt", [pdfs.lines(["Words of a PDF."])])
     assert (read(path).kind, read(path).text) == ("pdf", "Words of a PDF.")
+
+
+def test_a_font_that_is_not_in_the_file(tmp_path: Path) -> None:
+    from reportlab.pdfbase import pdfmetrics
+    from reportlab.pdfbase.cidfonts import UnicodeCIDFont
+
+    pdfmetrics.registerFont(UnicodeCIDFont("STSong-Light"))
+    text = ["港口的代码是石英八十八号，由委员会在三月决定。", "合同的价格为四千七百一十一克朗，不含税费。"]
+    said = read(pdfs.write(tmp_path / "a.pdf", [pdfs.lines(text, font="STSong-Light")])).text
+    for sentence in text:
+        assert sentence in said.replace(" ", "").replace("\n", "")
