@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from nemolocal.documents import coverage as coverages
@@ -131,7 +131,7 @@ async def summarise(
     run = _Run(model, document, options, finished, on_progress, asyncio.Semaphore(max(n_parallel, 1)))
     n_whole_words = N_WORDS[options.length][1]
     run.n_room = await _room(run, n_whole_words)
-    counts = await model.count_tokens([piece.text for piece in pieces])
+    pieces, counts = await _fitting(model, pieces, min(N_PART, run.n_room))
     if sum(counts) <= run.n_room:
         found = [Part("", tuple(pieces), sum(counts))]
     else:
@@ -139,7 +139,12 @@ async def summarise(
     run.n_parts = len(found)
     run.tell()
     n_words = n_whole_words if len(found) == 1 else N_WORDS[options.length][0]
-    said = await asyncio.gather(*(_part(run, part, n_words) for part in found))
+    tasks = [asyncio.create_task(_part(run, part, n_words)) for part in found]
+    try:
+        said = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
     read = [
         piece
         for part, text in zip(found, said, strict=True)
@@ -176,6 +181,28 @@ async def overall(
     run.n_room = await _room(run, n_words)
     text = await _joined(run, [f"{each.name}:\n{each.text}" for each in summaries], n_words)
     return harmless(text), run.usage
+
+
+async def _fitting(model: TextModel, pieces: Sequence[Piece], n_tokens: int) -> tuple[list[Piece], list[int]]:
+    """The pieces with their tokens, those that are too long for this model cut in halves until they fit."""
+    counts = await model.count_tokens([piece.text for piece in pieces])
+    found = list(zip(pieces, counts, strict=True))
+    while any(n > n_tokens for _, n in found):
+        halves = [half for piece, n in found for half in (_halves(piece) if n > n_tokens else [piece])]
+        counts = await model.count_tokens([piece.text for piece in halves])
+        if len(halves) == len(found):
+            break  # single letters; the request will say that it is too long
+        found = list(zip(halves, counts, strict=True))
+    return [piece for piece, _ in found], [n for _, n in found]
+
+
+def _halves(piece: Piece) -> list[Piece]:
+    middle = len(piece.text) // 2
+    if not middle:
+        return [piece]
+    cut = max(piece.text.rfind(mark, 1, middle + 1) for mark in ("\n", ". ", " "))
+    cut = cut + 1 if cut > 0 else middle
+    return [replace(piece, text=piece.text[:cut]), replace(piece, text=piece.text[cut:])]
 
 
 async def _room(run: _Run, n_words: int) -> int:
