@@ -28,6 +28,8 @@ def explain(found: Found, files: Sequence[Candidate], wish: Wish, search: Search
     candidate, load, place = found
     yield _where(found, wish, search)
     yield from _what_cannot_be_used(search)
+    if place.gpus and not wish.gpus:
+        yield from _what_a_slice_excludes(place, search)
     if place.gpus and not place.is_whole:
         yield from _what_the_ram_costs(found, search)
     if candidate.shape.is_assumed:
@@ -88,6 +90,18 @@ def _what_cannot_be_used(search: Search) -> Iterator[str]:
     for gpu in search.hardware.gpus:
         if gpu.state not in ("ok", "mig") and gpu.problem and gpu.problem != search.hardware.reason:
             yield f"GPU {gpu.index} ({gpu.name}) is not used: {gpu.problem}"
+
+
+def _what_a_slice_excludes(place: placement.Placement, search: Search) -> Iterator[str]:
+    """A process can use one slice that MIG has cut, and no other GPU beside it."""
+    usable = [gpu for gpu in search.hardware.gpus if gpu.state == "ok"]
+    n_slices = sum(gpu.is_slice for gpu in usable)
+    if place.gpus[0].is_slice and len(usable) > 1:
+        name = place.gpus[0].name
+        yield f"{name} is used alone, as CUDA uses a slice that MIG has cut beside no other GPU."
+    elif n_slices and not place.gpus[0].is_slice:
+        which = "The slice" if n_slices == 1 else f"The {n_slices} slices"
+        yield f"{which} that MIG has cut cannot be used beside whole cards, and no slice alone does better."
 
 
 def _what_the_ram_costs(found: Found, search: Search) -> Iterator[str]:

@@ -102,7 +102,7 @@ def _changes(shape: ModelShape, search: Search) -> Iterator[tuple[str, Search]]:
     if wish.split == "tensor":
         yield "--split layer would fit.", again(split="layer")
     if wish.gpus:
-        yield "It would fit without --gpu.", search.with_all_gpus()
+        yield from (("It would fit without --gpu.", other) for other in search.with_all_gpus())
     if wish.n_ctx:
         yield "It would fit without --ctx, --slots and --kv.", again(n_ctx=0, n_slots=0, kv_type="")
 

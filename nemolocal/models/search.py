@@ -62,9 +62,11 @@ class Search:
         """The same search with another wish."""
         return Search(self.hardware, replace(self.wish, **changes), self._chosen, self.learned)
 
-    def with_all_gpus(self) -> Search:
+    def with_all_gpus(self) -> list[Search]:
+        """The same without the wish for certain GPUs, on each group of those that there are."""
         wish = replace(self.wish, gpus=())
-        return Search(self.hardware, wish, wishes.gpus(self.hardware, wish), self.learned)
+        groups = wishes.groups(self.hardware, wish)
+        return [Search(self.hardware, wish, group, self.learned) for group in groups]
 
     def without(self, holder: Holder) -> Search:
         """The same search as if a program had ended and given its memory back."""

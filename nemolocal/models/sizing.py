@@ -11,13 +11,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from nemolocal.errors import UsageError
 from nemolocal.hardware import Hardware
-from nemolocal.models import reasons, refusals, speed, surplus
+from nemolocal.models import choice, reasons, refusals, speed, surplus
 from nemolocal.models import wish as wishes
 from nemolocal.models.choice import Candidate
 from nemolocal.models.learned import Learned, placed
 from nemolocal.models.plans import Bar, Plan
-from nemolocal.models.search import Found, Search
+from nemolocal.models.search import (
+    N_CTX_LEAST,
+    N_CTX_LONG,
+    N_CTX_WORTH_A_CARD,
+    N_SLOTS_FIRST,
+    Found,
+    Search,
+)
 from nemolocal.models.wish import N_SLOTS_MOST, Wish
 
 __all__ = ["GIB", "N_SLOTS_MOST", "Bar", "Candidate", "Plan", "Wish", "plan"]
@@ -53,13 +61,13 @@ def plan(
     """
     wish, learned = wish or Wish(), learned or Learned()
     files = wishes.files(candidates, wish)
-    gpus = wishes.gpus(hardware, wish)
-    wishes.check(wish, files, gpus, hardware)
-    search = Search(hardware, wishes.within(files[0].shape, wish), gpus, learned)
-    found = _find(search, files)
-    if found is None:
-        raise refusals.refusal(model, files, candidates, search)
-    candidate, load, place = found = surplus.spend(search, found)
+    searches = _searches(hardware, wish, files, learned)
+    ways = [(search, surplus.spend(search, found)) for search in searches if (found := _find(search, files))]
+    if not ways:
+        roomiest = max(searches, key=lambda search: search.available_bytes)
+        raise refusals.refusal(model, files, candidates, roomiest)
+    search, found = max(ways, key=lambda way: _standing(*way))
+    candidate, load, place = found
     shape = candidate.shape
     answer_s = None if shape.pooling else speed.token_s(shape, load, place)
     prompt_s = speed.prompt_token_s(shape, load, place, n_cores=hardware.cpu.physical_cores)
@@ -74,6 +82,43 @@ def plan(
         measured_tokens_per_s=learned.tokens_per_s.get(placed(candidate.file, place)),
         kept_bytes=wish.kept_bytes,
     )
+
+
+def _searches(hardware: Hardware, wish: Wish, files: Sequence[Candidate], learned: Learned) -> list[Search]:
+    """One search for each group of GPUs that one process can use and the wish can be met on. Raises what
+    checking the wish raises where there is none."""
+    searches, refused = [], None
+    for group in wishes.groups(hardware, wish):
+        try:
+            wishes.check(wish, files, group, hardware)
+        except UsageError as error:
+            refused = refused or error
+            continue
+        searches.append(Search(hardware, wishes.within(files[0].shape, wish), group, learned))
+    if refused and not searches:
+        raise refused
+    return searches
+
+
+def _standing(search: Search, found: Found) -> tuple[float, ...]:
+    """How good a way is beside those on other groups of GPUs: the order in which a search gives way, then
+    the forecast speed. Of two that are as good, the first is taken, so whole cards before a slice."""
+    candidate, load, place = found
+    shape, is_good = candidate.shape, candidate.rank >= choice.GOOD
+    seconds = None if shape.pooling else speed.token_s(shape, load, place)
+    n_ctx = min(load.n_ctx, N_CTX_WORTH_A_CARD)
+    is_as_wished = place.is_whole or (search.wish.n_gpu_layers >= 0 and bool(place.gpus))
+    if is_as_wished and candidate.rank >= choice.FAIR:
+        has_slots = load.n_slots >= min(search.wish.n_slots or N_SLOTS_FIRST, N_SLOTS_FIRST)
+        is_long = load.n_ctx >= min(N_CTX_LONG, shape.n_ctx_train)
+        way = (is_good, has_slots, is_long, load.kv_type == "f16", candidate.size_bytes, n_ctx)
+        return 4, candidate.is_local, *way, 1 / seconds if seconds else 0
+    in_ram = (place.n_gpu_layers, -len(place.host_experts), n_ctx, load.n_ubatch)
+    if is_good and n_ctx >= min(N_CTX_LEAST, shape.n_ctx_train):
+        return 0, candidate.is_local, 3, *in_ram
+    if is_as_wished:
+        return 0, candidate.is_local, 2, candidate.size_bytes, n_ctx
+    return 0, candidate.is_local, 1, min(n_ctx, N_CTX_LEAST), candidate.rank >= choice.FAIR, *in_ram
 
 
 def _find(search: Search, files: Sequence[Candidate]) -> Found | None:

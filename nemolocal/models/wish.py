@@ -59,14 +59,23 @@ def files(candidates: Sequence[Candidate], wish: Wish) -> list[Candidate]:
     return named
 
 
-def gpus(hardware: Hardware, wish: Wish) -> list[Gpu]:
-    """The usable GPUs that the wish names, all without one. A process of CUDA can use one slice that MIG has
-    cut, and nothing beside it, so of slices there is only the one with most room. Raises UsageError for a
-    name that fits none."""
+def groups(hardware: Hardware, wish: Wish) -> list[list[Gpu]]:
+    """The usable GPUs that the wish names, all without one, by what one process of CUDA can use: whole cards
+    together, and a slice that MIG has cut with nothing beside it. Of slices alike there is only the one with
+    most room. One empty group where no GPU can be used. Raises UsageError for a name that fits none, and for
+    a slice that is named with anything else."""
     chosen = _named(hardware, wish)
-    if not any(gpu.is_slice for gpu in chosen):
-        return chosen
-    return sorted(chosen, key=lambda gpu: (-gpu.free_bytes, gpu.uuid))[:1]
+    cards = [gpu for gpu in chosen if not gpu.is_slice]
+    slices = sorted((gpu for gpu in chosen if gpu.is_slice), key=lambda gpu: (-gpu.free_bytes, gpu.uuid))
+    if wish.gpus and slices and len(chosen) > 1:
+        raise UsageError(
+            "A process can use one slice that MIG has cut, and no other GPU beside it.",
+            hint=f"Name one of them with --gpu, as {slices[0].uuid}, or whole cards alone.",
+        )
+    unlike: dict[tuple[str, int], Gpu] = {}
+    for each in slices:
+        unlike.setdefault((each.name, each.total_bytes), each)
+    return [group for group in (cards, *([each] for each in unlike.values())) if group] or [[]]
 
 
 def _named(hardware: Hardware, wish: Wish) -> list[Gpu]:

@@ -191,10 +191,13 @@ def test_slices_of_a_gpu_are_devices_of_their_own(nvml: Install) -> None:
     by_number, _ = driver.visible(found.gpus, "0")
     assert by_number == found.gpus
     # A process can use one of them alone: that with most room, or the one that is named.
-    assert [g.uuid for g in wish.gpus(found, wish.Wish())] == ["MIG-1abc"]
-    assert [g.uuid for g in wish.gpus(found, wish.Wish(gpus=("MIG-0",)))] == ["MIG-0abc"]
+    assert [[g.uuid for g in group] for group in wish.groups(found, wish.Wish())] == [["MIG-1abc"]]
+    ((named,),) = wish.groups(found, wish.Wish(gpus=("MIG-0",)))
+    assert named.uuid == "MIG-0abc"
     with pytest.raises(UsageError, match="cannot be used"):
-        wish.gpus(found, wish.Wish(gpus=("0",)))
+        wish.groups(found, wish.Wish(gpus=("0",)))
+    with pytest.raises(UsageError, match="no other GPU beside"):
+        wish.groups(found, wish.Wish(gpus=("MIG-0", "MIG-1")))
 
 
 @pytest.mark.parametrize(("code", "state"), [(4, "mig"), (999, "mig"), (15, "lost")])

@@ -30,9 +30,9 @@ def test_a_build_without_cuda_is_said_and_the_gpu_left_alone(nvml: Install, engi
     assert found.reason == warning  # once, however many GPUs there are
     assert "built without CUDA" in warning
     assert "for the CPU alone" in found.engine
-    assert wish.gpus(found, wish.Wish()) == []
+    assert wish.groups(found, wish.Wish()) == [[]]
     with pytest.raises(UsageError, match=r"GPU 1 cannot be used: .* without CUDA"):
-        wish.gpus(found, wish.Wish(gpus=("1",)))
+        wish.groups(found, wish.Wish(gpus=("1",)))
     nvml(gpus=[])
     assert hardware.detect().warnings == ()  # nothing is lost on this machine
 
@@ -112,7 +112,9 @@ def test_a_gpu_too_old_for_the_engine_leaves_the_others(nvml: Install, engine_fi
     assert found.reason.startswith(
         "1 NVIDIA GPU can be used. The GTX 1080 (compute capability 6.1) is too old"
     )
-    assert [each.uuid for each in wish.gpus(found, wish.Wish())] == ["GPU-bbbb0000-1"]
+    assert [[each.uuid for each in group] for group in wish.groups(found, wish.Wish())] == [
+        ["GPU-bbbb0000-1"]
+    ]
     link_to(engine_files, b"libcudart.so.12")
     assert hardware.detect().warnings == ()
 

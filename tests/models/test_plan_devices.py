@@ -186,6 +186,42 @@ def test_the_order_of_the_cards_is_that_of_their_uuids_whatever_is_free(free: tu
     assert made.visible_devices == (cards[0].uuid, cards[1].uuid)
 
 
+def mig(index: int, gib: float, **rest: object) -> Gpu:
+    part = gpu(index, f"NVIDIA H100 80GB HBM3 MIG {gib:.0f}gb", gib, gib - 0.5, is_slice=True, **rest)
+    return replace(part, uuid=f"MIG-{index}")
+
+
+def test_a_slice_excludes_no_card_that_does_better_and_is_taken_where_it_does() -> None:
+    """One that MIG has cut is used alone, so the choice is between it and all of the cards."""
+    small, large = mig(2, 10), mig(3, 40)
+    cards = machine(RTX_4090, SECOND_4090, small, ram_gib=64)
+    both = [even("Q4_K_M", 30, n_layer=40)]
+    made = plan("demo", both, cards)
+    check(made, cards)
+    assert made.visible_devices == (RTX_4090.uuid, SECOND_4090.uuid)
+    assert any("cannot be used beside whole cards" in reason for reason in made.reasons)
+    better = machine(RTX_3060, small, large, ram_gib=64)
+    made = plan("demo", both, better)
+    check(made, better)
+    assert made.visible_devices == (large.uuid,)
+    assert any("is used alone" in reason for reason in made.reasons)
+    assert plan("demo", both, machine(RTX_3060, ram_gib=64)).placement.is_whole is False
+    assert plan("demo", both, better, Wish(gpus=("0",))).visible_devices == (RTX_3060.uuid,)
+    assert plan("demo", both, cards, Wish(split="tensor")).split_mode == "tensor"
+    for named in (("0", small.uuid), (small.uuid, large.uuid)):
+        with pytest.raises(UsageError, match="no other GPU beside"):
+            plan("demo", both, better, Wish(gpus=named))
+
+
+def test_what_fits_nowhere_is_refused_by_the_group_with_most_room() -> None:
+    with pytest.raises(DoesNotFitError, match=r"and 2[0-9]\.[0-9] GiB can be used"):
+        plan("demo", [even("Q4_K_M", 80)], machine(RTX_4090, mig(1, 10), ram_gib=1))
+    hint = "It would fit without --gpu."
+    with pytest.raises(DoesNotFitError) as caught:
+        plan("demo", [even("Q4_K_M", 20)], machine(RTX_3060, mig(1, 40), ram_gib=1), Wish(gpus=("0",)))
+    assert caught.value.hint == hint
+
+
 # Experts in RAM, matrices cut over cards, what was learned ------------------------------------------------
 
 

@@ -92,17 +92,26 @@ def made_up(rng: random.Random) -> list[Candidate]:
 
 
 def machine(rng: random.Random) -> Hardware:
-    cards = []
-    for index in range(rng.choice([0, 1, 1, 1, 2, 2, 3, 4])):
-        total = round(rng.choice([6, 8, 12, 16, 24, 48, 96, 140]) * GIB)
-        free = round(total * rng.uniform(0.1, 1))
-        uuid = f"GPU-{rng.randrange(1 << 32):08x}"
-        cards.append(Gpu(index, uuid, rng.choice(CARDS), "8.9", total, free, n_links=rng.choice([0, 0, 18])))
-    ram = round(rng.choice([8, 16, 32, 64, 128, 512]) * GIB)
+    """With none to nine cards, now and then slices that MIG has cut beside or in place of them, or one GPU
+    without memory of its own."""
+    total = round(rng.choice([8, 16, 32, 64, 128, 512]) * GIB)
+    ram = Ram(total, round(total * 0.8))
+    cards = [card(rng, index) for index in range(rng.choice([0, 1, 1, 1, 2, 2, 3, 4, 9]))]
+    if rng.random() < 0.1:
+        cards += [card(rng, 0, is_slice=True) for _ in range(rng.choice([1, 2, 7]))]
+    if rng.random() < 0.05:
+        fields = {"total_bytes": ram.total_bytes, "free_bytes": ram.available_bytes, "shares_ram": True}
+        cards = [replace(card(rng, 0), **fields)]
     reason = "" if cards else "There is no GPU."
-    return Hardware(
-        "gpu" if cards else "cpu", reason, tuple(cards), Cpu("a CPU", 8), Ram(ram, round(ram * 0.8))
-    )
+    return Hardware("gpu" if cards else "cpu", reason, tuple(cards), Cpu("a CPU", 8), ram)
+
+
+def card(rng: random.Random, index: int, *, is_slice: bool = False) -> Gpu:
+    total = round(rng.choice([6, 8, 12, 16, 24, 48, 96, 140]) * GIB)
+    free = round(total * rng.uniform(0.1, 1))
+    uuid = f"{'MIG' if is_slice else 'GPU'}-{rng.randrange(1 << 32):08x}"
+    name, n_links = rng.choice(CARDS), rng.choice([0, 0, 18])
+    return Gpu(index, uuid, name, "8.9", total, free, is_slice=is_slice, n_links=n_links)
 
 
 def try_plan(files: list[Candidate], hardware: Hardware, wish: Wish | None = None) -> Plan | None:
@@ -125,21 +134,24 @@ def check(made: Plan, hardware: Hardware) -> None:
         assert all(n > 0 for _, n in bar.parts)
         assert sum(n for _, n in bar.parts) == bar.total_bytes
     assert sum(bar.total_bytes for bar in made.bars(hardware)[:-1]) == sum(
-        gpu.total_bytes for gpu in hardware.gpus
+        gpu.total_bytes for gpu in hardware.gpus if not gpu.shares_ram
     )
 
 
 def with_more(rng: random.Random, hardware: Hardware) -> Hardware:
     """The same machine with more free on some of its devices."""
-    gpus = tuple(
-        replace(gpu, free_bytes=gpu.free_bytes + round((gpu.total_bytes - gpu.free_bytes) * rng.random()))
-        for gpu in hardware.gpus
-    )
     ram = hardware.ram
     left = ram.total_bytes - ram.available_bytes
-    return replace(
-        hardware, gpus=gpus, ram=Ram(ram.total_bytes, ram.available_bytes + round(left * rng.random()))
-    )
+    ram = Ram(ram.total_bytes, ram.available_bytes + round(left * rng.random()))
+
+    def more(gpu: Gpu) -> Gpu:
+        if gpu.shares_ram:
+            return replace(gpu, free_bytes=ram.available_bytes)
+        return replace(
+            gpu, free_bytes=gpu.free_bytes + round((gpu.total_bytes - gpu.free_bytes) * rng.random())
+        )
+
+    return replace(hardware, gpus=tuple(map(more, hardware.gpus)), ram=ram)
 
 
 def standing(made: Plan, hardware: Hardware) -> tuple[float, ...]:
@@ -154,10 +166,10 @@ def standing(made: Plan, hardware: Hardware) -> tuple[float, ...]:
         way = (is_long, load.kv_type == "f16") if load.n_slots >= N_SLOTS_FIRST else (-1, 0)
         return 4, candidate.is_local, candidate.rank >= GOOD, *way, candidate.size_bytes, n_ctx
     if place.is_whole:
-        return 2, candidate.size_bytes, n_ctx
+        return 1, candidate.is_local, 2, candidate.size_bytes, n_ctx
     if candidate.rank >= GOOD and load.n_ctx >= min(8192, candidate.shape.n_ctx_train):
-        return (3,)
-    return 1, min(n_ctx, 8192), candidate.rank >= POOR_BELOW
+        return 1, candidate.is_local, 3
+    return 1, candidate.is_local, 1, min(n_ctx, 8192), candidate.rank >= POOR_BELOW
 
 
 def is_left_with_less(after: Plan, before: Plan) -> bool:
@@ -250,7 +262,7 @@ def test_more_memory_never_gives_less() -> None:
         then, now = standing(before, case.hardware), standing(after, hardware)
         assert now >= then, (then, now, before.to_dict(), after.to_dict())
         n_better += now > then
-        if now == then == (3,):
+        if now == then and now[2:] == (3,):
             assert not is_left_with_less(after, before), (before.to_dict(), after.to_dict())
         if before.placement.is_whole and after.placement.is_whole and not before.candidate.is_local:
             n_whole += 1
