@@ -128,11 +128,12 @@ class Papers:
 
     async def read_bytes(self, name: str, data: bytes) -> Document:
         """A document that came as bytes, which is not kept. Raises DocumentError."""
+        shown = display_name(name.replace("\\", "/").rsplit("/", 1)[-1])
         with tempfile.TemporaryDirectory(prefix="nemolocal-") as folder:
             # The name only tells one kind of text from another; it never names a place.
-            path = Path(folder, f"document{Path(display_name(name)).suffix[:16]}")
+            path = Path(folder, f"document{Path(shown).suffix[:16]}")
             await asyncio.to_thread(path.write_bytes, data)
-            return await self._reader.read(path, name=display_name(name))
+            return await self._reader.read(path, name=shown)
 
     # Summing up ----------------------------------------------------------------------------------
 
