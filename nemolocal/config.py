@@ -127,15 +127,16 @@ class Config:
     """The effective settings, where each came from, and the folders.
 
     `sources` maps a setting's name to "default", "file", "env" or "flag", and for a single model also to what
-    else has set it (`with_values`). `cuda_visible_devices` is the
-    user's CUDA_VISIBLE_DEVICES, None when unset. `hub_endpoint` is HF_ENDPOINT, the address of the model hub,
-    "" for the public one.
+    else has set it (`with_values`). `cuda_visible_devices` is the user's CUDA_VISIBLE_DEVICES, None when
+    unset, and `cuda_device_order` CUDA_DEVICE_ORDER. `hub_endpoint` is HF_ENDPOINT, the address of the model
+    hub, "" for the public one.
     """
 
     settings: Settings
     sources: Mapping[str, str]
     paths: Paths
     cuda_visible_devices: str | None = None
+    cuda_device_order: str = ""
     hub_endpoint: str = ""
 
     @property
@@ -181,6 +182,7 @@ def load(flags: Mapping[str, Any] | None = None, *, env: Mapping[str, str] | Non
         sources=sources,
         paths=paths,
         cuda_visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
+        cuda_device_order=environment.get("CUDA_DEVICE_ORDER", ""),
         hub_endpoint=environment.get("HF_ENDPOINT", "").strip().rstrip("/"),
     )
 

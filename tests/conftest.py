@@ -21,7 +21,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Everything that NemoLocal writes goes below a temporary folder."""
     folder = tmp_path / "home"
     monkeypatch.setenv("NEMOLOCAL_HOME", str(folder))
-    for variable in ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES"):
+    for variable in (
+        "HF_TOKEN",
+        "HF_ENDPOINT",
+        "HF_HUB_OFFLINE",
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+    ):
         monkeypatch.delenv(variable, raising=False)
     return folder
 

@@ -19,26 +19,31 @@ def survey(config: Config) -> Hardware:
     """
     if config.settings.hardware:
         return load_profile(config.settings.hardware, models_dir=config.models_dir)
-    return detect(models_dir=config.models_dir, cuda_visible_devices=config.cuda_visible_devices)
+    return detect(
+        models_dir=config.models_dir,
+        cuda_visible_devices=config.cuda_visible_devices,
+        cuda_device_order=config.cuda_device_order,
+    )
 
 
 def detect(
     *,
     models_dir: Path | None = None,
     cuda_visible_devices: str | None = None,
+    cuda_device_order: str = "",
     timeout_s: float = driver.PROBE_TIMEOUT_S,
 ) -> Hardware:
     """This machine as it is now: nothing is remembered from one call to the next.
 
-    `cuda_visible_devices` is the variable's value, None when unset. Never raises on what a driver does: a
-    GPU that cannot be used, by the installed engine above all, says so in its `state`, and `reason` says why
-    the mode is what it is. Blocks for tens of milliseconds, and for up to `timeout_s` seconds where the
-    driver hangs.
+    `cuda_visible_devices` and `cuda_device_order` are the variables' values, None or "" when unset. Never
+    raises on what a driver does: a GPU that cannot be used, by the installed engine above all, says so in its
+    `state`, and `reason` says why the mode is what it is. Blocks for tens of milliseconds, and for up to
+    `timeout_s` seconds where the driver hangs.
     """
     ram = host.read_ram()
     build = engine_build.find()
     found = driver.find_gpus(ram, timeout_s=timeout_s)
-    gpus, remark = driver.visible(found.gpus, cuda_visible_devices)
+    gpus, remark = driver.visible(found.gpus, cuda_visible_devices, order=cuda_device_order)
     gpus = tuple(_for_engine(gpu, build, found) for gpu in gpus)
     return Hardware(
         mode="gpu" if any(gpu.state == "ok" for gpu in gpus) else "cpu",

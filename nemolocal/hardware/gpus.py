@@ -29,6 +29,8 @@ GPU_IS_LOST = 15
 RESET_REQUIRED = 16
 COMPUTE_IS_PROHIBITED = 2
 
+FASTEST_FIRST = "FASTEST_FIRST"
+
 _log = logging.getLogger(__name__)
 _unkillable: list[subprocess.Popen[bytes]] = []
 
@@ -73,15 +75,28 @@ def read_answer(answer: dict[str, Any], ram: Ram) -> Found:
     return Found(gpus, problem, cuda, answer["has_cuda_library"])
 
 
-def visible(gpus: Sequence[Gpu], value: str | None) -> tuple[tuple[Gpu, ...], str]:
+def visible(gpus: Sequence[Gpu], value: str | None, *, order: str = "") -> tuple[tuple[Gpu, ...], str]:
     """What CUDA_VISIBLE_DEVICES leaves of the GPUs, in its order, and a remark ("" where all is well).
 
     As in CUDA: entries are indices, UUIDs or beginnings of UUIDs that fit one GPU; the first entry that
-    names no GPU hides itself and all that follow. Indices count in PCI bus order. A GPU that MIG has cut
-    brings its slices.
+    names no GPU, or one again, hides itself and all that follow. Indices count in PCI bus order, as the
+    engine's process does; where `order`, CUDA_DEVICE_ORDER, asks for another that may differ, that is
+    remarked, since only CUDA knows it. A GPU that MIG has cut brings its slices.
     """
     if value is None:
         return tuple(gpus), ""
+    chosen, remark = _listed(gpus, value)
+    is_numbered = any(part.strip().isdecimal() for part in value.split(","))
+    if order.upper() == FASTEST_FIRST and is_numbered and len({gpu.name for gpu in gpus}) > 1:
+        counted = (
+            "Numbers in CUDA_VISIBLE_DEVICES are counted in PCI order, not fastest first as "
+            "CUDA_DEVICE_ORDER asks; UUIDs are certain."
+        )
+        remark = " ".join(filter(None, (remark, counted)))
+    return chosen, remark
+
+
+def _listed(gpus: Sequence[Gpu], value: str) -> tuple[tuple[Gpu, ...], str]:
     chosen: list[Gpu] = []
     for entry in (part.strip() for part in value.split(",")):
         matches = _named_by(entry, gpus)
@@ -91,6 +106,8 @@ def visible(gpus: Sequence[Gpu], value: str | None) -> tuple[tuple[Gpu, ...], st
             else:
                 remark = f"CUDA_VISIBLE_DEVICES names {entry!r}, which is no GPU of this machine."
             return tuple(chosen), remark
+        if matches[0] in chosen:
+            return tuple(chosen), f"CUDA_VISIBLE_DEVICES names {entry!r} twice, which ends its list."
         parts = [gpu for gpu in gpus if matches[0].state == "mig" and _is_part(gpu, matches[0])]
         chosen += [gpu for gpu in (*matches, *parts) if gpu not in chosen]
     return tuple(chosen), ""

@@ -50,7 +50,7 @@ def load_profile(path: str | Path, *, models_dir: Path | None = None) -> Hardwar
     A GPU needs `name` and `total_bytes`; all of it is free unless `free_bytes` says less. Below it may stand
     `[[gpu.holders]]`, who holds its memory, with `name`, `pid` and `used_bytes`. Where `[ram]` or `[cpu]` is
     left out, this machine's own is taken; without `[disk]`, the free space of `models_dir`.
-    Raises ConfigError for a file that cannot be read, an unknown key, and a wrong or missing value.
+    Raises ConfigError for a file that cannot be read, an unknown key, and a wrong, missing or doubled value.
     """
     path = expand(path)
     tables = _read(path)
@@ -59,6 +59,9 @@ def load_profile(path: str | Path, *, models_dir: Path | None = None) -> Hardwar
     if not isinstance(entries, list):
         raise ConfigError(f"{path}: gpu is not a list.", hint="Write each GPU below its own [[gpu]] line.")
     gpus = _number(_gpu(entry, at, f"{path}: gpu {at}") for at, entry in enumerate(entries))
+    uuids = [gpu.uuid.casefold() for gpu in gpus]
+    if twice := next((gpu.uuid for gpu in gpus if uuids.count(gpu.uuid.casefold()) > 1), ""):
+        raise ConfigError(f"{path} has two GPUs of the uuid {twice}.", hint="Give each its own, or none.")
     disk = _table(tables, "disk", _DISK_KEYS, path)
     is_usable = any(gpu.state == "ok" for gpu in gpus)
     problem = next((gpu.problem for gpu in gpus if gpu.problem and not is_usable), "")

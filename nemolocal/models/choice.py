@@ -7,7 +7,6 @@ more. Knows nothing of memory.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -39,10 +38,11 @@ FAIR: Final = 3.3
 _NEARLY: Final = 1.02  # a file this much larger costs next to nothing more
 
 _RANKS: Final = {
-    "F32": 32.0, "BF16": 16.0, "F16": 16.0, "Q8_0": 8.5, "Q6_K": 6.6, "Q5_K_L": 5.8, "Q5_K_M": 5.7,
-    "Q5_1": 5.6, "Q5_K_S": 5.5, "Q5_0": 5.4, "Q4_K_L": 4.9, "Q4_K_M": 4.85, "Q4_1": 4.65, "Q4_K_S": 4.6,
-    "IQ4_NL": 4.5, "NVFP4": 4.45, "Q4_0": 4.4, "MXFP4_MOE": 4.35, "MXFP4": 4.35, "IQ4_XS": 4.3,
-    "Q3_K_L": 4.0, "Q3_K_M": 3.8, "IQ3_M": 3.7, "IQ3_S": 3.5, "Q3_K_S": 3.4, "IQ3_XS": 3.35,
+    "F32": 32.0, "BF16": 16.0, "F16": 16.0, "Q8_K_L": 8.6, "Q8_0": 8.5, "Q6_K_L": 6.65, "Q6_K": 6.6,
+    "Q5_K_L": 5.8, "Q5_K_M": 5.7, "Q5_K": 5.7, "Q5_1": 5.6, "Q5_K_S": 5.5, "Q5_0": 5.4,
+    "Q4_K_L": 4.9, "Q4_K_M": 4.85, "Q4_K": 4.85, "Q4_1": 4.65,
+    "Q4_K_S": 4.6, "IQ4_NL": 4.5, "NVFP4": 4.45, "Q4_0": 4.4, "MXFP4_MOE": 4.35, "MXFP4": 4.35, "IQ4_XS": 4.3,
+    "Q3_K_L": 4.0, "Q3_K_M": 3.8, "Q3_K": 3.8, "IQ3_M": 3.7, "IQ3_S": 3.5, "Q3_K_S": 3.4, "IQ3_XS": 3.35,
     "IQ3_XXS": 3.1, "Q2_K_L": 3.0, "Q2_K": 2.9, "IQ2_M": 2.7, "Q2_K_S": 2.6, "IQ2_S": 2.5, "IQ2_XS": 2.3,
     "IQ2_XXS": 2.1, "TQ2_0": 2.0, "IQ1_M": 1.8, "TQ1_0": 1.7, "IQ1_S": 1.6,
 }  # fmt: skip
@@ -63,8 +63,9 @@ class Candidate:
     @property
     def rank(self) -> float:
         """The place of the quantization among others; for an unknown label, its bits for each weight."""
-        label = re.sub(r"^UD-|_XL$", "", self.quant.upper())
-        known = _RANKS.get(label, _RANKS.get(f"{label}_L"))
+        label = self.quant.upper().removeprefix("UD-")
+        base = label.removesuffix("_XL")  # more of the embeddings than _L; beside that alike
+        known = _RANKS.get(label if base == label else f"{base}_L", _RANKS.get(base))
         return known if known is not None else 8 * self.size_bytes / max(self.shape.n_params, 1)
 
 

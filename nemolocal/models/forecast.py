@@ -66,8 +66,18 @@ CARDS: Final = {
     "RTX PRO 6000 Blackwell": (1792, 230), "RTX PRO 6000 Blackwell Max-Q": (1792, 190),
     "Tesla T4": (320, 16), "NVIDIA L4": (300, 50),
     "NVIDIA L40": (864, 150), "NVIDIA L40S": (864, 165), "NVIDIA A10": (600, 58), "NVIDIA A10G": (600, 60),
-    "A100": (1555, 75), "A100 80GB": (1935, 75), "A100-SXM4-80GB": (2039, 75), "H100 PCIe": (2000, 110),
-    "H100": (3350, 150), "H200": (4800, 152), "B200": (8000, 180), "GB10": (273, 55),
+    "V100": (900, 25), "V100S": (1134, 27), "Quadro RTX 4000": (416, 22), "Quadro RTX 5000": (448, 35),
+    "Quadro RTX 6000": (672, 50), "Quadro RTX 8000": (672, 50), "A100": (1555, 75),
+    "A100 80GB": (1935, 75), "A100-PCIE-80GB": (1935, 75), "A100-SXM4-80GB": (2039, 75),
+    "H20": (4000, 80), "H100 PCIe": (2000, 110), "H100 NVL": (3938, 140), "H100": (3350, 150),
+    "GH200": (4000, 150), "GH200 144G HBM3e": (4900, 152), "H200": (4800, 152), "B200": (8000, 180),
+    "B300": (8000, 180), "GB10": (273, 55), "NVIDIA Thor": (273, 16),
+    # Laptops have other chips under the same names, and as much power as their makers give them.
+    "RTX 3060 Laptop GPU": (336, 20), "RTX 3070 Laptop GPU": (448, 30), "RTX 3070 Ti Laptop GPU": (448, 32),
+    "RTX 3080 Laptop GPU": (448, 36), "RTX 3080 Ti Laptop GPU": (512, 42), "RTX 4050 Laptop GPU": (192, 18),
+    "RTX 4060 Laptop GPU": (256, 23), "RTX 4070 Laptop GPU": (256, 30), "RTX 4080 Laptop GPU": (432, 48),
+    "RTX 4090 Laptop GPU": (576, 64), "RTX 5060 Laptop GPU": (384, 26), "RTX 5070 Laptop GPU": (384, 30),
+    "RTX 5070 Ti Laptop GPU": (672, 42), "RTX 5080 Laptop GPU": (896, 50), "RTX 5090 Laptop GPU": (896, 62),
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +255,9 @@ TWO = (
         (None, [0, 1], ""),
         ("0", [0], ""),
         ("1,0", [1, 0], ""),
-        (" 1 , 1", [1], ""),
+        (" 1 , 0", [1, 0], ""),
+        ("1,1,0", [1], "'1' twice"),
+        ("1,GPU-bbbb,0", [1], "'GPU-bbbb' twice"),
         ("GPU-bbbb0000-1", [1], ""),
         ("gpu-aaaa", [0], ""),
         ("GPU-bbbb,0", [1, 0], ""),
@@ -281,3 +284,15 @@ def test_hidden_gpus_are_said(nvml: Install, monkeypatch: pytest.MonkeyPatch) ->
     found = hardware.survey(config.load())
     assert (found.mode, found.gpus) == ("cpu", ())
     assert "CUDA_VISIBLE_DEVICES" in found.reason
+
+
+def test_numbers_in_another_order_than_ours_are_said(nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml(gpus=[gpu("RTX 3060", "GPU-1"), gpu("RTX 4090", "GPU-2")])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert "PCI order" not in hardware.survey(config.load()).reason
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    assert "counted in PCI order" in hardware.survey(config.load()).reason
+    alike = tuple(replace(each, name="RTX 4090") for each in TWO)
+    assert driver.visible(alike, "1", order="FASTEST_FIRST") == (alike[1:], "")
+    assert driver.visible(TWO, "GPU-aaaa", order="FASTEST_FIRST") == (TWO[:1], "")
+    assert driver.visible(TWO, "1", order="PCI_BUS_ID") == (TWO[1:], "")

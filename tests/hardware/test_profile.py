@@ -110,6 +110,11 @@ def test_slices_are_numbered_as_the_gpu_that_they_are_of(tmp_path: Path) -> None
         ('[[gpu]]\nname = "A"\ntotal_bytes = 1\n[[gpu.holders]]\npid = 1', "holder has no name"),
         ('[[gpu]]\nname = "A"\ntotal_bytes = 1\n[[gpu.holders]]\nvram = 1', "unknown key 'vram'"),
         ('[[gpu]]\nname = "A"\ntotal_bytes = 1\nstate = "tired"', "state 'tired' is not one of ok, unused"),
+        (
+            '[[gpu]]\nname = "A"\ntotal_bytes = 1\nuuid = "GPU-a"\n'
+            '[[gpu]]\nname = "B"\ntotal_bytes = 2\nuuid = "gpu-A"',
+            "two GPUs of the uuid",
+        ),
         ("ram = 1", "ram is not a table"),
         ("[ram]\navailable_bytes = 1", "ram has no total_bytes"),
         ("[ram]\ntotal_bytes = 1\navailable_bytes = 2", "more than total_bytes"),

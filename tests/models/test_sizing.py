@@ -13,7 +13,7 @@ import pytest
 
 from nemolocal.errors import DoesNotFitError, ModelNotFoundError
 from nemolocal.hardware import Hardware
-from nemolocal.models import catalog, forecast, gguf, placement
+from nemolocal.models import catalog, choice, forecast, gguf, placement
 from nemolocal.models.memory import MIB, Load
 from nemolocal.models.sizing import GIB, N_SLOTS_MOST, Candidate, Plan, Wish, plan
 from tests import synthetic
@@ -319,7 +319,7 @@ def test_a_forecast_needs_a_known_card() -> None:
     on_cpu = plan("demo", LADDER, machine()).tokens_per_s
     assert on_cpu is not None
     assert 5 < on_cpu < 15  # Q4_K_M's 4.6 GiB from two channels of RAM
-    assert forecast.bandwidth("NVIDIA GeForce RTX 4090 Laptop GPU") is None
+    assert forecast.bandwidth("NVIDIA GeForce RTX 4090 with Max-Q Design") is None
     assert forecast.bandwidth("NVIDIA GeForce RTX 4070 Ti SUPER") == 672 * forecast.GB
     assert forecast.bandwidth("NVIDIA A10") == 600 * forecast.GB
     assert forecast.bandwidth("NVIDIA A100-SXM4-40GB") == 1555 * forecast.GB  # no A10
@@ -355,3 +355,33 @@ def test_where_nothing_fits_whole_what_is_here_is_planned() -> None:
     assert not plan("demo", only, machine(gpu(0, "NVIDIA GeForce RTX 4060", 8, 7.6))).candidate.is_local
     told = plan("demo", only, machine(ram_gib=64)).reasons
     assert any("Q4_K_M" in reason and "download" in reason for reason in told), told
+
+
+@pytest.mark.parametrize(
+    ("label", "above", "below"),
+    [
+        ("Q6_K_L", "Q6_K", "Q8_0"),
+        ("UD-Q6_K_XL", "Q6_K", "Q8_0"),
+        ("UD-Q8_K_XL", "Q8_0", "BF16"),
+        ("Q5_K_L", "Q5_K_M", "Q6_K"),
+        ("UD-Q5_K_XL", "Q5_K_M", "Q6_K"),
+        ("Q4_K_L", "Q4_K_M", "Q5_K_S"),
+        ("UD-Q4_K_XL", "Q4_K_M", "Q5_K_S"),
+        ("Q4_1", "Q4_0", "Q4_K_M"),
+        ("Q5_0", "Q4_K_M", "Q5_K_M"),
+        ("Q3_K_XL", "Q3_K_M", "IQ4_XS"),
+        ("UD-Q3_K_XL", "Q3_K_M", "IQ4_XS"),
+        ("Q2_K_L", "Q2_K", "IQ3_XXS"),
+        ("UD-Q2_K_XL", "Q2_K", "IQ3_XXS"),
+        ("IQ4_NL", "IQ4_XS", "Q4_K_S"),
+        ("MXFP4", "IQ4_XS", "Q4_0"),
+        ("mxfp4_moe", "IQ4_XS", "Q4_0"),
+        ("Q5_K", "Q5_K_S", "Q5_K_L"),
+    ],
+)
+def test_common_labels_have_their_place_whatever_the_file_weighs(label: str, above: str, below: str) -> None:
+    rank, more, less = (even(quant, 99).rank for quant in (label, above, below))
+    assert more < rank < less
+    assert even("bf16", 99).rank == even("F16", 1).rank
+    if label == "Q6_K_L":
+        assert rank <= choice.AIMS["balanced"]

@@ -136,7 +136,17 @@ def test_an_unknown_card_has_no_forecast() -> None:
         ("NVIDIA A100 80GB PCIe", 1935),
         ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 1792),
         ("NVIDIA RTX A1000", None),  # no A100
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),  # the same name, another chip
+        ("NVIDIA A100-PCIE-80GB", 1935),
+        ("NVIDIA A100-PCIE-40GB", 1555),
+        ("Tesla V100-SXM2-16GB", 900),
+        ("Tesla V100S-PCIE-32GB", 1134),
+        ("Quadro RTX 6000", 672),
+        ("NVIDIA RTX 6000 Ada Generation", 960),
+        ("NVIDIA GH200 480GB", 4000),
+        ("NVIDIA H20", 4000),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 576),  # the desktop's name, another chip
+        ("NVIDIA GeForce RTX 3080 Ti Laptop GPU", 512),
+        ("NVIDIA GeForce RTX 3050 Laptop GPU", None),  # sold with two kinds of memory
         ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", None),  # a slice
     ],
 )
@@ -144,3 +154,11 @@ def test_cards_are_known_by_whole_words_of_their_names(name: str, gb_per_s: int 
     expected = gb_per_s and gb_per_s * forecast.GB
     assert forecast.bandwidth(name) == expected
     assert (forecast.compute_s(name, 1e12) is None) == (gb_per_s is None)
+
+
+def test_no_laptop_takes_the_figure_of_a_desktop_card() -> None:
+    for name in forecast.CARDS:
+        if "Laptop" not in name:
+            for suffix in ("Laptop GPU", "Mobile"):
+                own = forecast.CARDS.get(f"{name} {suffix}")
+                assert forecast.bandwidth(f"NVIDIA {name} {suffix}") == (own and own[0] * forecast.GB)
