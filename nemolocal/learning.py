@@ -61,21 +61,24 @@ class Learning:
             return {}
         self._hardware = before
         held = engine.info.held
-        used = {}
+        used: dict[str, int] = {}
+        sure: dict[str, int] = {}
         if plan.placement.gpus:
-            used = measuring.used_of_gpus(plan, held, before=before, after=self._detect(), pid=engine.pid)
+            after = self._detect()
+            used = measuring.used_of_gpus(plan, held, before=before, after=after, pid=engine.pid)
+            sure = measuring.credible(plan, held, used, after=after, pid=engine.pid)
         rows = measuring.compare(plan, held, used)
         if told := measuring.difference(plan, rows):
             log.info("%s took other than planned: %s", name, told)
         file = plan.candidate.file
-        ratio = measuring.compute_ratio(plan, held, learned.compute_ratios.get(file, 1.0))
+        ratio = measuring.compute_ratio(plan, held, learned.compute_ratio(file, plan.load))
         taken = measured.LoadTaken(file, asdict(plan.load), bool(plan.placement.gpus), rows, ratio)
         try:
             if rows:
                 measured.keep_load(taken, self._config, before)
         except (DatabaseError, OSError) as error:
             log.warning("what %s took is not kept: %s", name, error)
-        return used
+        return sure
 
     def wrote(self, plan: Plan, finish: Finish) -> None:
         """An answer that had the machine for itself has ended. Blocks for nothing."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from nemolocal.engine.messages import Held
 from nemolocal.hardware import Gpu, Hardware
-from nemolocal.models.measured import Bytes, Kind
+from nemolocal.models.measured import OVERHEAD_DOUBTED_BYTES, Bytes, Kind
 from nemolocal.models.placement import Share
 from nemolocal.models.plans import Plan
 from nemolocal.models.room import Footprint
@@ -47,6 +47,21 @@ def used_of_gpus(
         if OVERHEAD_LEAST <= n_bytes - buffers[gpu.uuid] <= OVERHEAD_MOST:
             used[gpu.uuid] = n_bytes
     return used
+
+
+def credible(
+    plan: Plan, held: Sequence[Held], used: Mapping[str, int], *, after: Hardware, pid: int | None
+) -> dict[str, int]:
+    """What of that is a model's beyond doubt: where the driver does not name its process and a GPU holds much
+    more besides llama.cpp's buffers than is known of it, another program may have taken it meanwhile."""
+    buffers = {each.device: each.total_bytes for each in held}
+    named = {gpu.uuid for gpu in after.gpus if any(h.pid == pid and h.used_bytes for h in gpu.holders)}
+    return {
+        uuid: n_bytes
+        for uuid, n_bytes in used.items()
+        if uuid in named
+        or n_bytes - buffers[uuid] <= share_of(plan, uuid)[1].overhead_bytes + OVERHEAD_DOUBTED_BYTES
+    }
 
 
 def compare(plan: Plan, held: Sequence[Held], used: Mapping[str, int]) -> tuple[Bytes, ...]:

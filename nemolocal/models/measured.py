@@ -25,6 +25,7 @@ from nemolocal.config import Config
 from nemolocal.errors import DatabaseError
 from nemolocal.hardware import Hardware
 from nemolocal.models.learned import Learned
+from nemolocal.models.memory import CUDA_CONTEXT_BYTES, Load
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,10 @@ N_KEPT: Final = 20
 RATIO_LEAST: Final = 0.8
 RATIO_MOST: Final = 2.0
 """Between these a correction of the buffers stays, whatever was measured."""
+OVERHEAD_DOUBTED_BYTES: Final = 512 << 20
+"""What a GPU holds so much beyond what is known counts only once it was measured again: where the driver
+names no process, what another program took meanwhile is among it."""
+OVERHEAD_ALIKE_BYTES: Final = 64 << 20
 
 _RAM: Final = ""
 
@@ -164,19 +169,45 @@ def _overheads(connection: sqlite3.Connection, now: tuple[str, str]) -> dict[str
     newest: defaultdict[str, list[int]] = defaultdict(list)
     for device, used_bytes in rows:
         newest[device].append(used_bytes)
-    return {device: max(values[:N_COUNTED]) for device, values in newest.items()}
+    found = {device: _most_credible(values[:N_COUNTED]) for device, values in newest.items()}
+    return {device: n_bytes for device, n_bytes in found.items() if n_bytes is not None}
 
 
-def _ratios(connection: sqlite3.Connection, now: tuple[str, str], *, is_on_gpus: bool) -> dict[str, float]:
+def _most_credible(values: Sequence[int]) -> int | None:
+    """The most of these, without what is far beyond the usual and was measured only once."""
+    limit = min(CUDA_CONTEXT_BYTES, *values) + OVERHEAD_DOUBTED_BYTES
+    return max(
+        (
+            value
+            for value in values
+            if value <= limit or sum(abs(value - other) <= OVERHEAD_ALIKE_BYTES for other in values) > 1
+        ),
+        default=None,
+    )
+
+
+def _ratios(
+    connection: sqlite3.Connection, now: tuple[str, str], *, is_on_gpus: bool
+) -> dict[tuple[str, Load], float]:
     rows = connection.execute(
-        "SELECT file, size_bytes, mtime_ns, compute_ratio FROM loads"
+        "SELECT file, load_json, size_bytes, mtime_ns, compute_ratio FROM loads"
         " WHERE library = ? AND driver = ? AND is_on_gpus = ? AND compute_ratio IS NOT NULL ORDER BY id DESC",
         (*now, is_on_gpus),
     )
-    newest = _by_file([((file,), size, mtime, ratio) for file, size, mtime, ratio in rows])
+    newest = _by_file([((file, load), size, mtime, ratio) for file, load, size, mtime, ratio in rows])
     return {
-        file: min(max(max(values[:N_COUNTED]), RATIO_LEAST), RATIO_MOST) for (file,), values in newest.items()
+        (file, load): min(max(max(values[:N_COUNTED]), RATIO_LEAST), RATIO_MOST)
+        for (file, text), values in newest.items()
+        if (load := _load(text))
     }
+
+
+def _load(text: str) -> Load | None:
+    """The load that was kept; None for one of another version of this program."""
+    try:
+        return Load(**json.loads(text))
+    except (TypeError, ValueError):
+        return None
 
 
 def _speeds(connection: sqlite3.Connection, now: tuple[str, str]) -> dict[tuple[str, str], float]:

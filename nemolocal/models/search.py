@@ -109,7 +109,7 @@ class Search:
             load,
             kept_bytes=self.wish.kept_bytes,
             overheads=self.learned.overhead_bytes,
-            compute_ratio=self.learned.compute_ratios.get(candidate.file, 1.0),
+            compute_ratio=self.learned.compute_ratio(candidate.file, load),
         )
 
     def place(self, candidate: Candidate, load: Load, among: Sequence[Gpu] | None = None) -> Placement | None:

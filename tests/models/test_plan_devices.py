@@ -288,13 +288,23 @@ def test_matrices_are_cut_over_linked_cards_where_that_is_faster() -> None:
 def test_what_loads_have_shown_replaces_the_arithmetic() -> None:
     usual = plan("demo", LADDER, machine(RTX_4090))
     file = usual.candidate.file
-    known = Learned({RTX_4090.uuid: 900 * MIB}, {file: 1.5}, {placed(file, usual.placement): 77.0})
+    known = Learned(
+        {RTX_4090.uuid: 900 * MIB}, {(file, usual.load): 1.5}, {placed(file, usual.placement): 77.0}
+    )
     made = plan("demo", LADDER, machine(RTX_4090), learned=known)
     (before,), (after,) = usual.placement.shares, made.placement.shares
     assert after.overhead_bytes == 900 * MIB
     assert made.load == usual.load
     assert after.compute_bytes == round(1.5 * before.compute_bytes)
     assert made.to_dict()["measured"] == {"tokens_per_s": 77.0}
+    other = plan("demo", LADDER, machine(RTX_4090), Wish(n_slots=1), learned=known).placement.shares[0]
+    usual_other = plan("demo", LADDER, machine(RTX_4090), Wish(n_slots=1)).placement.shares[0]
+    assert other.compute_bytes == round(1.5 * usual_other.compute_bytes)  # a warning for other loads, too
+    less = Learned(compute_ratios={(file, usual.load): 0.85})
+    (share,) = plan("demo", LADDER, machine(RTX_4090), learned=less).placement.shares
+    assert share.compute_bytes == round(0.85 * before.compute_bytes)
+    (share,) = plan("demo", LADDER, machine(RTX_4090), Wish(n_slots=1), learned=less).placement.shares
+    assert share.compute_bytes == usual_other.compute_bytes
     elsewhere = plan("demo", LADDER, machine(RTX_4090), Wish(n_gpu_layers=20), learned=known)
     assert elsewhere.measured_tokens_per_s is None
     full = Learned({RTX_3060.uuid: 11 * GIB})
