@@ -46,7 +46,7 @@ def load(
         reader = importlib.import_module(f"{__name__}.{MODULES[kind]}")
         document: Document = reader.read(source, limits, on_page)
     except FileNotFoundError:
-        raise DocumentError(f"There is no file {path}.", kind="missing") from None
+        raise DocumentError(f"There is no file {display_name(str(path))}.", kind="missing") from None
     except OSError as error:
         why = error.strerror or str(error)
         raise DocumentError(
@@ -64,7 +64,10 @@ def load(
 
 
 def _check_file(path: Path, shown: str, limits: Limits) -> None:
-    found = path.stat()
+    try:
+        found = path.stat()
+    except ValueError as error:  # NUL in the name
+        raise DocumentError(f"{shown} cannot be looked at: {error}.", kind="missing") from None
     if stat.S_ISDIR(found.st_mode):
         raise DocumentError(f"{shown} is a folder.", kind="unsupported")
     if not stat.S_ISREG(found.st_mode):

@@ -14,6 +14,10 @@ N_LINES_OF_COLUMN = 3
 N_WORDS_OF_COLUMN = 3
 """Below so many words a line, what stands side by side is a table."""
 N_BOXES_MOST = 4_000
+N_GUTTERS_MOST = 40
+"""How many places are tried; a page of figures has thousands of gaps."""
+GUTTER = 0.9  # font sizes that are the least between columns
+WIDE = 1.5  # font sizes, above which a gap parts the cells of a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +89,18 @@ def _rows(boxes: Sequence[Box]) -> list[list[Box]]:
 def _gutter(rows: Sequence[Sequence[Box]]) -> tuple[int, int, float] | None:
     """Rows `begin` to `end` that a gutter parts into columns of running text, and where it is; None without.
     A row that stands on one side of it alone belongs to it, one that crosses it ends it."""
-    least = 0.9 * statistics.median(box.size for row in rows for box in row)
-    best: tuple[int, int, float] | None = None
+    least = GUTTER * statistics.median(box.size for row in rows for box in row)
+    gaps: dict[int, list[float]] = {}
     for row in rows:
         for left, right in itertools.pairwise(row):
-            if right.x0 - left.x1 < least:
-                continue
-            x = (left.x1 + right.x0) / 2
-            found = _span(rows, x)
-            if found and (best is None or found[1] - found[0] > best[1] - best[0]):
-                best = (*found, x)
-        if best and best[1] - best[0] > len(rows) // 2:
-            break
+            if right.x0 - left.x1 >= least:
+                gaps.setdefault(round(right.x0), []).append((left.x1 + right.x0) / 2)
+    best: tuple[int, int, float] | None = None
+    for places in sorted(gaps.values(), key=len, reverse=True)[:N_GUTTERS_MOST]:
+        x = max(places)  # beside the longest line
+        found = _span(rows, x)
+        if found and (best is None or found[1] - found[0] > best[1] - best[0]):
+            best = (*found, x)
     return best
 
 
@@ -118,12 +122,38 @@ def _are_columns(rows: Sequence[Sequence[Box]], x: float) -> bool:
     n_both = sum(bool(a and b) for a, b in zip(left, right, strict=True))
     if n_both < N_LINES_OF_COLUMN:
         return False
+    if (_is_cells(right) and not _goes_on(left)) or (_is_cells(left) and not _goes_on(right)):
+        return False
     sides = [[_n_words(row) for row in side if row] for side in (left, right)]
     return all(statistics.median(side) >= N_WORDS_OF_COLUMN for side in sides)
 
 
+def _is_cells(side: Sequence[Sequence[Box]]) -> bool:
+    """Whether most rows have short cells beside others, so that what stands next to them is a cell, too."""
+    wide = [
+        min(len(left.text.split()), len(right.text.split()))
+        for row in side
+        for left, right in itertools.pairwise(row)
+        if right.x0 - left.x1 > WIDE * max(left.size, right.size)
+    ]
+    n_rows = sum(bool(row) for row in side)
+    return len(wide) > n_rows / 2 and statistics.median(wide) < N_WORDS_OF_COLUMN
+
+
+def _goes_on(side: Sequence[Sequence[Box]]) -> bool:
+    """Whether lines begin as the middles of sentences do."""
+    begins = [row[0].text.lstrip()[:1].islower() for row in side if row]
+    return sum(begins) > len(begins) / 3
+
+
 def _n_words(row: Sequence[Box]) -> int:
-    return sum(len(box.text.split()) for box in row)
+    """Of the longest run without a gap: many figures beside each other are no running text."""
+    most = n = len(row[0].text.split())
+    for left, right in itertools.pairwise(row):
+        is_apart = right.x0 - left.x1 >= GUTTER * max(left.size, right.size)
+        n = len(right.text.split()) + (0 if is_apart else n)
+        most = max(most, n)
+    return most
 
 
 def _line(row: Sequence[Box]) -> Line:
@@ -131,7 +161,7 @@ def _line(row: Sequence[Box]) -> Line:
     text, is_row = row[0].text.rstrip(), False
     for left, right in itertools.pairwise(row):
         gap, size = right.x0 - left.x1, max(left.size, right.size)
-        if gap > 1.5 * size:
+        if gap > WIDE * size:
             text, is_row = f"{text} | {right.text.strip()}", True
         elif gap > 0.15 * size or left.text.endswith(" ") or right.text.startswith(" "):
             text = f"{text} {right.text.strip()}"

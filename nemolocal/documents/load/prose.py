@@ -27,6 +27,9 @@ N_TAIL = 40  # characters at the end of a text that say how it ends
 N_CHARS_OVER_PAGES = 8_000  # a longer paragraph is not joined with the next page's
 
 _HYPHEN_END = re.compile(r"[^\W\d_][-\u2010\u00ad\x02\ufffe]$")
+_JOINT_END = re.compile(r"[^\W_][-\u2010]$")  # "North-" before "South", "2019-" before "2020"
+_SHARED = re.compile(r"(and|or|to|und|oder|bis|sowie|et|ou|y|o)\b")  # "pre- and post-", "Ein- und Ausgang"
+_INNER = re.compile(r"-(a|an|and|at|by|de|for|from|in|of|on|or|out|the|to|up|with|und|zu)$", re.IGNORECASE)
 _ENDS_SENTENCE = re.compile(r"""[.!?:;…。！？]["'”’»)\]]*$""")
 _BULLET = re.compile(r"^\s*([•▪◦‣·*–-]|\d{1,3}[.)]|[a-z][.)])\s+")
 _UNSPACED = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef]")
@@ -71,12 +74,15 @@ def _mark(line: Line) -> tuple[int, str]:
 def _furniture(pages: Pages) -> set[tuple[int, str]]:
     if len(pages) < N_FURNITURE_PAGES:
         return set()
-    counts: Counter[tuple[int, str]] = Counter()
-    for page in pages:
-        ordered = sorted(page, key=lambda line: -line.y0)
-        counts.update({_mark(line) for line in (*_edge(ordered), *_edge(ordered[::-1]))})
-    n_least = max(N_FURNITURE_PAGES, SHARE_OF_FURNITURE * len(pages))
-    return {mark for mark, n in counts.items() if n >= n_least}
+    found: set[tuple[int, str]] = set()
+    for group in (pages, pages[::2], pages[1::2]):  # left pages of books have other heads than right ones
+        counts: Counter[tuple[int, str]] = Counter()
+        for page in group:
+            ordered = sorted(page, key=lambda line: -line.y0)
+            counts.update({_mark(line) for line in (*_edge(ordered), *_edge(ordered[::-1]))})
+        n_least = max(N_FURNITURE_PAGES, SHARE_OF_FURNITURE * len(group))
+        found |= {mark for mark, n in counts.items() if n >= n_least}
+    return found
 
 
 def _edge(lines: Sequence[Line]) -> Iterator[Line]:
@@ -158,12 +164,15 @@ def _join(text: str, more: str, words: set[str]) -> str:
     """Two lines as one. A hyphen at the end goes where it only parts a word."""
     text, more = text.rstrip(), more.lstrip()
     tail = text[-N_TAIL:]
-    if not (_HYPHEN_END.search(tail) and more[:1].islower()):
+    if _JOINT_END.search(tail) and (more[:1].isupper() or (more[:1].isdigit() and tail[-2].isdigit())):
+        return text + more
+    if not (_HYPHEN_END.search(tail) and more[:1].islower()) or (tail[-1] == "-" and _SHARED.match(more)):
         is_unspaced = _UNSPACED.match(text[-1:]) and _UNSPACED.match(more[:1])
         return f"{text}{more}" if is_unspaced else f"{text} {more}"
     begin = re.split(r"\s", tail[:-1])[-1]
     end = re.split(r"[\s.,;:!?)]", more[:N_TAIL])[0]
-    is_true = f"{begin}-{end}".casefold() in words or bool(_TRUE_HYPHEN.search(f"{tail[:-1]}-"))
+    is_known = f"{begin}-{end}".casefold() in words or bool(_TRUE_HYPHEN.search(f"{tail[:-1]}-"))
+    is_true = is_known or len(begin) == 1 or bool(_INNER.search(begin))
     return f"{text[:-1]}-{more}" if is_true else text[:-1] + more
 
 

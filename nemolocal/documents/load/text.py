@@ -66,9 +66,16 @@ def decode(data: bytes, declared: str = "") -> str:
         return data.decode("utf-16-be" if n_even > n_odd else "utf-16-le", "replace")
     try:
         return data.decode("utf-8")
-    except UnicodeDecodeError:
-        pass
-    return data.decode(_likeliest(sample), "replace")
+    except UnicodeDecodeError as error:
+        told = _telling(data, error.start)
+    return data.decode(_likeliest(told), "replace")
+
+
+def _telling(data: bytes, at: int) -> bytes:
+    """Lines from `at` on that are not plain ASCII, which would only hide what tells the encoding."""
+    begin = max(data.rfind(b"\n", 0, at) + 1, at - N_SAMPLE_BYTES // 4)
+    lines = data[begin : begin + 16 * N_SAMPLE_BYTES].splitlines(keepends=True)
+    return b"".join(line for line in lines if not line.isascii())[:N_SAMPLE_BYTES]
 
 
 def _likeliest(sample: bytes) -> str:
@@ -106,13 +113,16 @@ def _paragraph(begin: int, lines: list[str]) -> Iterator[tuple[int, Block]]:
 
 
 def _bearable(text: str) -> Iterator[str]:
-    while len(text) > N_LONG_LINE:
-        cut = max(text.rfind(mark, 0, N_LONG_LINE) for mark in ("\n", ". ", " "))
-        cut = cut + 1 if cut > 0 else N_LONG_LINE
-        yield text[:cut].strip() or text[:cut]
-        text = text[cut:]
-    if text.strip():
-        yield text
+    """By offsets: to copy what is left at each cut would take minutes for a line of 100 MB."""
+    begin = 0
+    while len(text) - begin > N_LONG_LINE:
+        cut = max(text.rfind(mark, begin, begin + N_LONG_LINE) for mark in ("\n", ". ", " "))
+        cut = cut + 1 if cut > begin else begin + N_LONG_LINE
+        if part := text[begin:cut].strip():
+            yield part
+        begin = cut
+    if text[begin:].strip():
+        yield text[begin:]
 
 
 def of_lines(

@@ -170,3 +170,50 @@ def test_a_font_that_is_not_in_the_file(tmp_path: Path) -> None:
     said = read(pdfs.write(tmp_path / "a.pdf", [pdfs.lines(text, font="STSong-Light")])).text
     for sentence in text:
         assert sentence in said.replace(" ", "").replace("\n", "")
+
+
+def test_hyphens_that_belong_to_words_stay(tmp_path: Path) -> None:
+    text = ["It was state-of-the-", "art when the North-", "South line of 2019-", "2020 sent an e-"]
+    text += ["mail on pre-", "and post-war agree-", "ments."]
+    said = read(pdfs.write(tmp_path / "a.pdf", [pdfs.lines(text)])).text
+    assert said == (
+        "It was state-of-the-art when the North-South line of 2019-2020 sent an e-mail on pre- "
+        "and post-war agreements."
+    )
+
+
+def test_a_table_with_long_cells_is_no_columns(tmp_path: Path) -> None:
+    rows = [("Name of the part", "What it is good for", "Price")]
+    rows += [(f"Hex bolt M{n} zinc", f"Holds plates of {n} mm together", f"0.{n}") for n in range(3, 9)]
+    columns = [pdfs.lines([row[n] for row in rows], x=x) for n, x in enumerate((72, 220, 450))]
+    document = read(pdfs.write(tmp_path / "a.pdf", [pdfs.both(*columns)]))
+    assert [block.kind for block in document.blocks] == ["table"]
+    assert document.text.splitlines() == [" | ".join(row) for row in rows]
+
+
+def test_a_table_within_a_column_of_prose_stays_in_it(tmp_path: Path) -> None:
+    prose = [f"and so line {n} of the left text goes on" for n in range(8)]
+    draws = [pdfs.lines(prose, x=50), *(pdfs.lines([f"{c}{n}" for n in range(8)], x=x) for c, x in
+             (("Alpha one two ", 330), ("v", 480)))]  # fmt: skip
+    said = read(pdfs.write(tmp_path / "a.pdf", [pdfs.both(*draws)])).text
+    assert said.index("line 7") < said.index("Alpha one two 0 | v0")
+
+
+def test_left_and_right_pages_have_heads_of_their_own(tmp_path: Path) -> None:
+    pages = [
+        pdfs.both(
+            pdfs.lines(["Book title" if n % 2 else "Name of a chapter"], y=810, size=9),
+            pdfs.lines([f"Page {'abcdefgh'[n]} has words.", "And more of them."]),
+        )
+        for n in range(8)
+    ]
+    said = read(pdfs.write(tmp_path / "a.pdf", pages)).text
+    assert "Book title" not in said
+    assert "chapter" not in said
+    assert all(f"Page {letter} has words." in said for letter in "abcdefgh")
+
+
+def test_a_wide_table_of_figures_is_read_row_by_row(tmp_path: Path) -> None:
+    columns = [pdfs.lines([f"{r}.{c}" for r in range(30)], x=40 + 50 * c, size=8) for c in range(10)]
+    document = read(pdfs.write(tmp_path / "a.pdf", [pdfs.both(*columns)]))
+    assert document.text.splitlines() == [" | ".join(f"{r}.{c}" for c in range(10)) for r in range(30)]

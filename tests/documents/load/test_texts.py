@@ -136,3 +136,22 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         assert refused(tmp_path / "pipe").kind == "unsupported"
     large = put(tmp_path, "large.txt", b"x" * 2000)
     assert refused(large, Limits(max_file_bytes=1000)).kind == "too_large"
+
+
+def test_what_tells_the_encoding_may_come_late(tmp_path: Path) -> None:
+    data = b"Plain words in here.\n" * 6000 + "Die Größe der Tür in Köln.\n".encode("cp1252") * 30
+    assert "Größe der Tür in Köln." in load(put(tmp_path, "a.txt", data)).text
+
+
+def test_a_long_line_is_cut_without_a_loss() -> None:
+    from nemolocal.documents.load.text import N_LONG_LINE, paragraphs
+
+    for text in ("word and more. " * 5000, "x" * 50_000, "y" * 9000 + " " + "z" * 9000, " " * 20_000 + "a"):
+        parts = [block.text for _, block in paragraphs(text)]
+        assert "".join("".join(parts).split()) == "".join(text.split())
+        assert all(part.strip() and len(part) <= N_LONG_LINE for part in parts)
+
+
+def test_a_path_with_tricks_is_shown_without(tmp_path: Path) -> None:
+    assert "\x1b" not in refused(tmp_path / "no\x1b[31m.pdf").message
+    assert refused(Path("a\0b.txt")).kind == "missing"
