@@ -23,13 +23,11 @@ def why_not(limits: Limits) -> str:
     """Why a page without text was not read, and what helps."""
     if not is_there():
         return "there is no text on it; with the program tesseract installed pictures are read, too"
-    if not limits.ocr:
-        return "there is no text on it, and OCR is off"
-    return "there is no text on it, and tesseract finds none"
+    return "there is no text on it, and OCR is off" if not limits.ocr else "there is no text on it"
 
 
-def read(page: Any, languages: str) -> str:
-    """The text of a PDFium page; "" where there is none or the program fails."""
+def read(page: Any, languages: str) -> tuple[str, str]:
+    """The text of a PDFium page, or "" and why there is none."""
     scale = min(DOTS_PER_INCH / 72, 8000 / max(page.get_width(), page.get_height(), 1))
     picture = io.BytesIO()
     page.render(scale=scale, grayscale=True).to_pil().save(picture, "PNG")
@@ -38,6 +36,12 @@ def read(page: Any, languages: str) -> str:
         done = subprocess.run(
             command, input=picture.getvalue(), capture_output=True, timeout=LIMIT_S, check=False
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return clean(done.stdout.decode("utf-8", "replace")).strip() if done.returncode == 0 else ""
+    except subprocess.TimeoutExpired:
+        return "", f"tesseract was not done with it after {LIMIT_S:.0f} s"
+    except OSError as error:
+        return "", f"tesseract did not start: {error.strerror}"
+    if done.returncode:
+        said = clean(done.stderr.decode("utf-8", "replace")).split()
+        return "", f"tesseract failed: {' '.join(said)[:200]}"
+    text = clean(done.stdout.decode("utf-8", "replace")).strip()
+    return text, "" if text else "there is no text on it, and tesseract finds none"

@@ -39,15 +39,13 @@ def read(source: Source, limits: Limits, on_page: OnPage) -> Document:
         not_read, by_ocr, n_chars = [], {}, 0
         for number in range(1, n_pages + 1):
             try:
-                found, text = _page(pdf, number, limits)
+                found, text, why = _page(pdf, number, limits)
             except PdfiumError as error:
-                found, text = [], ""
-                not_read.append(NotRead(number, f"the page is damaged: {error}"))
-            else:
-                if text:
-                    by_ocr[number] = text
-                elif not found:
-                    not_read.append(NotRead(number, ocr.why_not(limits)))
+                found, text, why = [], "", f"the page is damaged: {error}"
+            if text:
+                by_ocr[number] = text
+            elif not found:
+                not_read.append(NotRead(number, why))
             pages.append(found)
             n_chars += sum(len(line.text) for line in found)
             if n_chars > limits.max_chars:
@@ -87,14 +85,14 @@ def _refusal(source: Source, error: Any) -> DocumentError:
     )
 
 
-def _page(pdf: Any, number: int, limits: Limits) -> tuple[list[Line], str]:
-    """The lines of a page, or what OCR reads of it."""
+def _page(pdf: Any, number: int, limits: Limits) -> tuple[list[Line], str, str]:
+    """The lines of a page, or what OCR reads of it, or why there is nothing."""
     with closing(pdf[number - 1]) as page:
         with closing(page.get_textpage()) as text:
             found = lines(_boxes(text))
         if not found and limits.ocr and ocr.is_there():
-            return [], ocr.read(page, limits.ocr_languages)
-    return found, ""
+            return [], *ocr.read(page, limits.ocr_languages)
+    return found, "", "" if found else ocr.why_not(limits)
 
 
 def _boxes(text: Any) -> list[Box]:

@@ -134,6 +134,15 @@ def test_with_tesseract_pictures_are_read(tmp_path: Path, monkeypatch: pytest.Mo
     assert "the picture." in read_by_it.text
 
 
+def test_why_tesseract_read_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "tesseract"
+    program.write_text("#!/bin/sh\ncat >/dev/null\necho 'no language xyz' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(ocr, "PROGRAM", str(program))
+    document = load(pdfs.write(tmp_path / "a.pdf", [pdfs.lines(["Text."]), pdfs.picture]))
+    assert "no language xyz" in document.not_read[0].why
+
+
 def test_a_password_is_asked_for(tmp_path: Path) -> None:
     path = pdfs.write(tmp_path / "a.pdf", [pdfs.lines(["Secret words."])], encrypt="geheim")
     assert refused(path).kind == "encrypted"
