@@ -6,7 +6,7 @@ each GPU after the load and after a whole context was read, and the speed of one
 
 The models have the catalogue's shapes and weights of nothing but zeros, which take a moment to write. A limit
 is GiB of each GPU that the plan believes to be free; more is there, so that a plan that lies is seen and not
-cut short. Prints a table in Markdown.
+cut short. Prints a table in Markdown, and exits with 1 where a row failed or differs from its plan.
 """
 
 from __future__ import annotations
@@ -191,7 +191,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--models", default=MODELS)
     parser.add_argument("--limits", default="all,24,16,12,8")
-    parser.add_argument("--folder", type=Path, help="where the models are written; default: a temporary one")
+    parser.add_argument(
+        "--folder", type=Path, help="where the models are written; and stay; default: a temporary one"
+    )
     parser.add_argument("--most", type=int, default=1 << 30, help="tokens of a context that are read")
     parser.add_argument("--port", type=int, default=7398)
     parser.add_argument("--nemolocal-args", default="")
@@ -201,12 +203,18 @@ def main() -> None:
         pynvml.nvmlInit()
     limits = [None if text == "all" else int(text) for text in options.limits.split(",")]
     print(HEAD, flush=True)
+    is_right = True
     with tempfile.TemporaryDirectory() as scratch:
         for text in options.models.split(","):
             name, path = write_model(text, options.folder or Path(scratch))
             for limit_gib in limits:
-                print("\n".join(run(Case(name, path, limit_gib), machine, options)), flush=True)
-            path.unlink()
+                rows = run(Case(name, path, limit_gib), machine, options)
+                is_right = is_right and not any("**" in row for row in rows)  # failed, or differs
+                print("\n".join(rows), flush=True)
+            if options.folder is None:
+                path.unlink()  # the next one may need its room
+    if not is_right:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -131,7 +131,6 @@ def derive(header: Header, tensors: Iterable[TensorInfo]) -> ModelShape:
         n_extra_layers=n_extra,
         extra_bytes=sum(t.n_bytes for block in blocks[n_layer_all - n_extra :] for t in block),
         n_head_max=max(heads.n_head),
-        n_ff_max=max(n_ff),
         n_activations_max=_activations(keys, heads, n_ff, n_expert_used),
         n_activations_kept=_kept_activations(keys, n_ff, n_expert_used),
         n_activations_recurrent=_recurrent_activations(keys),

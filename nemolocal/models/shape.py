@@ -67,7 +67,7 @@ class ModelShape:
     appended for multi-token prediction, whose `extra_bytes` are in the file but not loaded; they do count
     in llama.cpp's layer numbers.
 
-    `n_head_max` and `n_ff_max` are the largest of any layer; `n_activations_max` is the number of float32
+    `n_head_max` is the largest of any layer; `n_activations_max` is the number of float32
     elements that the widest feed-forward block holds of one token at once, `n_activations_kept` those that a
     GPU holds beside them, `n_activations_recurrent` those of a recurrent block. `head_length` is that of keys
     (0 when there is no attention).
@@ -88,7 +88,6 @@ class ModelShape:
     n_extra_layers: int = 0
     extra_bytes: int = 0
     n_head_max: int = 0
-    n_ff_max: int = 0
     n_activations_max: int = 0
     n_activations_kept: int = 0
     n_activations_recurrent: int = 0
@@ -275,7 +274,6 @@ def estimate(dimensions: Dimensions, *, file_bytes: int) -> ModelShape:
         n_extra_layers=d.n_extra_layers,
         extra_bytes=round(n_extra_params * bytes_per_param),
         n_head_max=d.n_head,
-        n_ff_max=max(_per_layer(d.n_ff, len(kinds))),
         n_activations_max=_activations(d),
         n_activations_kept=_kept_activations(d),
         n_activations_recurrent=_recurrent_activations(d),
@@ -351,6 +349,7 @@ def layer_kinds(d: Dimensions) -> tuple[LayerKind, ...]:
         unknown = set(d.layers) - set(_LETTERS)
         if unknown or not d.layers:
             raise ValueError(f"layers {d.layers!r} is not made of the letters M, *, - and E")
+        _per_layer(d.n_ff, len(d.layers))  # as many as there are letters
         return tuple(_LETTERS[letter] for letter in d.layers)
     n_head_kv = _per_layer(d.n_head_kv, d.layers)
     n_ff = _per_layer(d.n_ff, d.layers)

@@ -21,7 +21,6 @@ from nemolocal.ui.works import Work
 
 N_QUANTS_SHOWN = 4
 NOTHING = '<p class="quiet">Choose a model to see what would run here, and why.</p>'
-LOOKING = '<p class="quiet">Looking…</p>'
 ASKING_HUB = '<p class="quiet">Asking the hub…</p>'
 
 

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import psutil
+import pytest
 
 from nemolocal import hardware
+from nemolocal.hardware import monitor as watching
 from tests.hardware.conftest import GIB, Install, gpu
 
 
@@ -90,6 +92,16 @@ def test_old_samples_are_not_the_last_minutes(nvml: Install) -> None:
     assert stale not in monitor.samples()
     assert len(monitor.samples()) > 1
     monitor.close()
+
+
+@pytest.mark.parametrize(("every_s", "age_s", "is_shown"), [(2, 9, True), (2, 11, False), (4, 19, True)])
+def test_what_the_driver_said_long_ago_is_not_shown_as_what_is(
+    nvml: Install, monkeypatch: pytest.MonkeyPatch, every_s: float, age_s: float, is_shown: bool
+) -> None:
+    monkeypatch.setattr(watching._Probe, "_start", lambda self: None)
+    probe = watching._Probe(every_s)
+    probe._answer, probe._answered_s = {"gpus": []}, time.monotonic() - age_s
+    assert (probe.newest() is not None) == is_shown
 
 
 def probes() -> list[psutil.Process]:

@@ -270,3 +270,12 @@ def test_weights_cache_state_and_buffers_are_those_of_llama_cpp(tmp_path: Path) 
         assert state == pytest.approx(found["state"], abs=rounding), what
         most = 1.1 if what.partition(",")[0] not in WIDE else 1.2  # these have fewer blocks than any model
         assert 1 <= memory.compute_bytes(shape, load, is_gpu=False) / found["compute"] < most, what
+
+
+def test_several_cards_keep_three_more_copies_of_what_flows_between_them() -> None:
+    """GGML_SCHED_MAX_COPIES is 4, and the first is counted with the buffers."""
+    model = catalog.load().get("llama-3.1-nemotron-nano-8b")
+    assert model is not None
+    shape, load = model.shape(model.file("Q4_K_M")), Load(8192, 1)
+    each = 2 * 512 * 8192 + 4 * 4096 * 512  # the mask in f16, the embedded batch in f32
+    assert memory.pipeline_bytes(shape, load) == 3 * each
