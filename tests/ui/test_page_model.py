@@ -29,5 +29,7 @@ def test_a_chat_and_then_every_tab(starter_path: Path, home: Path, context: Brow
         expect(page.locator("#models-now .now-row")).to_contain_text("loaded on CPU")
         assert not tab.faults
         page.close()
-    log = (home / "logs" / "nemolocal.log").read_text(encoding="utf-8")
-    assert "ERROR" not in log, log
+    lines = (home / "logs" / "nemolocal.log").read_text(encoding="utf-8").splitlines()
+    # A browser that leaves in the middle of a response is no fault of the page.
+    faults = [line for line in lines if " ERROR " in line and "without completing response" not in line]
+    assert not faults
