@@ -20,15 +20,17 @@ def read(source: Source, limits: Limits, on_page: OnPage) -> Document:
 
     open_archive(source, limits).close()
     blocks: list[Block] = []
-    not_read, titles = [], []
+    empty, cut, titles = [], [], []
     try:
         book = openpyxl.load_workbook(source.path, read_only=True, data_only=True, keep_links=False)
         sheets = [sheet for sheet in book.worksheets if hasattr(sheet, "iter_rows")]
         n_chars = 0
         for number, sheet in enumerate(sheets, 1):
             rows = []
-            for row in sheet.iter_rows(values_only=True, max_col=N_COLUMNS_MOST):
-                if line := line_of(_trimmed([_shown(value) for value in row])):
+            is_cut = (sheet.max_column or 0) > N_COLUMNS_MOST
+            for row in sheet.iter_rows(values_only=True, max_col=N_COLUMNS_MOST + 1):
+                is_cut = is_cut or any(value is not None for value in row[N_COLUMNS_MOST:])
+                if line := line_of(_trimmed([_shown(value) for value in row[:N_COLUMNS_MOST]])):
                     rows.append(line)
                     n_chars += len(line)
                     if n_chars > limits.max_chars:
@@ -39,7 +41,9 @@ def read(source: Source, limits: Limits, on_page: OnPage) -> Document:
                 n_header_lines = 1 if len(rows) > 1 else 0
                 blocks.append(Block("table", "\n".join(rows), page=number, n_header_lines=n_header_lines))
             else:
-                not_read.append(NotRead(number, "there is nothing in it"))
+                empty.append(NotRead(number, "there is nothing in it"))
+            if is_cut:
+                cut.append(NotRead(0, f"the columns after the {N_COLUMNS_MOST}th of sheet {sheet.title}"))
             on_page(number, len(sheets))
         book.close()
     except (*PROBLEMS, InvalidFileException, AttributeError, TypeError, IndexError, SyntaxError) as error:
@@ -48,11 +52,11 @@ def read(source: Source, limits: Limits, on_page: OnPage) -> Document:
         name=source.name,
         kind="xlsx",
         sha256=source.sha256,
-        blocks=tuple(blocks) if len(not_read) < len(titles) else (),
+        blocks=tuple(blocks) if len(empty) < len(titles) else (),
         n_pages=max(len(titles), 1),
         unit="sheet",
         labels=tuple(titles),
-        not_read=tuple(not_read),
+        not_read=(*empty, *cut),
         has_outline=True,
     )
 

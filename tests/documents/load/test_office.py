@@ -139,6 +139,18 @@ def test_xlsx_and_each_piece_has_the_columns_names(tmp_path: Path) -> None:
     assert "id | name | price | since" in holding.text.splitlines()[:3]
 
 
+def test_xlsx_says_which_columns_are_left_out(tmp_path: Path) -> None:
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    for number in (512, 513, 700):
+        sheet = book.create_sheet(f"to {number}")
+        sheet.cell(1, 1).value, sheet.cell(1, number).value = "first", "last"
+    book.save(tmp_path / "a.xlsx")
+    said = [each.why for each in load(tmp_path / "a.xlsx").not_read if each.page == 0]
+    assert [why.rsplit("sheet ", 1)[1] for why in said] == ["to 513", "to 700"]
+
+
 @pytest.mark.parametrize("mark", [";", ",", "\t"])
 def test_csv_rows_stay_whole(tmp_path: Path, mark: str) -> None:
     rows = [f'{n}{mark}"tree {n}"{mark}"{n},40"' for n in range(400)]
