@@ -12,6 +12,7 @@ from nemolocal.documents.load.source import OnPage, Source
 from nemolocal.documents.parts import Block, Document, NotRead
 
 W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_AROUND = (f"{W}customXml", f"{W}ins", f"{W}moveTo")
 _NOTES = {"footnotes": "Footnote", "endnotes": "Endnote"}
 _LEVEL = re.compile(r"heading\s*(\d)|berschrift\s*(\d)|titre\s*(\d)", re.IGNORECASE)
 
@@ -61,6 +62,8 @@ class _Reader:
             elif element.tag == f"{W}sdt":
                 for content in element.iterchildren(f"{W}sdtContent"):
                     yield from self.body(content)
+            elif element.tag in _AROUND:
+                yield from self.body(element)
 
     def _paragraph(self, element: Any) -> Iterator[Block]:
         begun_on = self.page
@@ -86,7 +89,7 @@ class _Reader:
         """What is shown of a paragraph, without deletions and text boxes; counts the pages that end in it."""
         said = []
         for part in element.iter():
-            if _is_inside(part, element, (f"{W}txbxContent", f"{W}del")):
+            if _is_inside(part, element, (f"{W}txbxContent", f"{W}del", f"{W}moveFrom")):
                 continue
             if part.tag == f"{W}t":
                 said.append(part.text or "")
@@ -110,15 +113,15 @@ class _Reader:
         rows: list[str] = []
         nested: list[Block] = []
         n_header_lines = 0
-        for row in element.iterchildren(f"{W}tr"):
+        for row in _own(element, "tr", f"{W}tbl"):
             cells = []
-            for cell in row.iter(f"{W}tc"):
-                if _owner(cell, f"{W}tr") is not row:
-                    continue
-                texts = [self._text(p).strip() for p in cell.iterchildren(f"{W}p")]
+            for cell in _own(row, "tc", f"{W}tr"):
+                texts = [self._text(p).strip() for p in _own(cell, "p", f"{W}tc", f"{W}txbxContent")]
                 cells.append(" ".join(" ".join(texts).split()))
-                for inner in cell.iterchildren(f"{W}tbl"):
+                for inner in _own(cell, "tbl", f"{W}tc", f"{W}txbxContent"):
                     nested += list(self._table(inner))
+                for box in _own(cell, "txbxContent", f"{W}tc", f"{W}txbxContent"):
+                    nested += [] if _is_fallback(box) else list(self.body(box))
             if any(cells):
                 is_header = row.find(f"{W}trPr/{W}tblHeader") is not None
                 n_header_lines += is_header and n_header_lines == len(rows)
@@ -193,5 +196,8 @@ def _is_fallback(box: Any) -> bool:
     return any(str(above.tag).endswith("}Fallback") for above in box.iterancestors())
 
 
-def _owner(cell: Any, tag: str) -> Any:
-    return next(cell.iterancestors(tag), None)
+def _own(top: Any, name: str, *borders: str) -> Iterator[Any]:
+    """What lies in `top`, in content controls too, but in no other of the `borders` within it."""
+    for found in top.iter(f"{W}{name}"):
+        if found is not top and next(found.iterancestors(*borders), None) is top:
+            yield found

@@ -10,7 +10,7 @@ from email.message import EmailMessage
 from nemolocal.documents.limits import Limits
 from nemolocal.documents.load import html
 from nemolocal.documents.load.source import OnPage, Source, display_name
-from nemolocal.documents.load.text import clean, paragraphs
+from nemolocal.documents.load.text import clean, decode, paragraphs
 from nemolocal.documents.parts import Block, Document, NotRead
 
 _HEADERS = ("From", "To", "Cc", "Date", "Subject")
@@ -43,7 +43,10 @@ def _body(message: EmailMessage) -> Iterator[Block]:
     part = message.get_body(preferencelist=("plain", "html"))
     if part is None:
         return
-    text = part.get_content()
+    try:
+        text = part.get_content()
+    except LookupError:  # an encoding that nobody knows
+        text = decode(bytes(part.get_payload(decode=True)))
     if not isinstance(text, str):
         return
     if part.get_content_subtype() == "html":

@@ -27,6 +27,8 @@ def read(source: Source, limits: Limits, on_page: OnPage) -> Document:
             found = list(_slide(slide, number))
             if not found:
                 not_read.append(NotRead(number, "there is no text on it"))
+            elif any(str(shape.element.tag).endswith("}pic") for shape in _shapes(slide.shapes)):
+                not_read.append(NotRead(0, f"the pictures on slide {number}"))
             blocks += found
             on_page(number, len(slides))
     except (*PROBLEMS, PythonPptxError, LxmlError, AttributeError, TypeError, IndexError) as error:

@@ -98,6 +98,36 @@ def test_docx_footnotes_boxes_and_deletions(tmp_path: Path) -> None:
     assert "GONE-1" not in text
 
 
+def test_docx_within_controls_and_moved(tmp_path: Path) -> None:
+    path = docx(tmp_path / "a.docx")
+    with zipfile.ZipFile(path) as packed:
+        body = packed.read("word/document.xml").decode()
+
+    def said(text: str) -> str:
+        return f"<w:p><w:r><w:t>{text}</w:t></w:r></w:p>"
+
+    def control(inside: str) -> str:
+        return f"<w:sdt><w:sdtContent>{inside}</w:sdtContent></w:sdt>"
+
+    box = f"<w:p><w:r><w:pict><w:txbxContent>{said('BOX-2')}</w:txbxContent></w:pict></w:r></w:p>"
+    row = f"<w:tr><w:tc>{control(said('CELL-1'))}</w:tc><w:tc>{said('b')}{box}</w:tc></w:tr>"
+    more = (
+        f"<w:tbl>{row}{control(row.replace('CELL-1', 'ROW-3').replace('BOX-2', 'BOX-4'))}</w:tbl>"
+        f"<w:customXml>{said('CUSTOM-5')}</w:customXml>"
+        "<w:p><w:moveFrom><w:r><w:t>MOVED-6</w:t></w:r></w:moveFrom><w:r><w:t>stays</w:t></w:r></w:p>"
+    )
+    changed = body.replace("<w:sectPr", f"{more}<w:sectPr", 1).encode()
+    lines = load(rewritten(path, {"word/document.xml": changed})).text.splitlines()
+    for text in ("CELL-1 | b", "ROW-3 | b", "BOX-2", "BOX-4", "CUSTOM-5", "stays", "NESTED-5"):
+        assert lines.count(text) == 1, text
+
+
+def test_mail_in_an_encoding_that_nobody_knows(tmp_path: Path) -> None:
+    path = tmp_path / "a.eml"
+    path.write_bytes("From: a@b.c\nContent-Type: text/plain; charset=x-none\n\nGrüße".encode())
+    assert "Grüße" in load(path).text
+
+
 def test_pptx(tmp_path: Path) -> None:
     import pptx
 
