@@ -11,7 +11,12 @@ from nemolocal.errors import UsageError
 from nemolocal.ui.problems import FIELDS
 
 AS_PLANNED = "as planned"
-_WORDS = {"ctx": "The context", "slots": "Answers at a time", "gpu_layers": "Layers on the GPUs"}
+_WORDS = {
+    "ctx": "The context",
+    "slots": "Answers at a time",
+    "gpu_layers": "Layers on the GPUs",
+    "margin_mib": "Left free on each GPU",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,7 @@ class Fields:
     gpu: str | None = ""
     draft: str | None = ""
     lora: str | None = ""
+    margin_mib: float | None = None
 
     def values(self) -> dict[str, Any]:
         """The settings that they stand for. Raises UsageError for figures that are no whole numbers."""
@@ -61,6 +67,7 @@ def fields_of(kept: dict[str, Any]) -> list[Any]:
         ", ".join(kept.get("gpu", ())),
         kept.get("draft", ""),
         ", ".join(kept.get("lora", ())),
+        kept.get("margin_mib"),
     ]
 
 
@@ -87,4 +94,5 @@ def draw() -> list[gr.components.Component]:
         gpu = gr.Textbox(label=FIELDS["gpu"], info="Numbers or UUIDs, with commas. Empty: all.")
         draft = gr.Textbox(label=FIELDS["draft"], info="A small model that guesses ahead; off for none.")
         lora = gr.Textbox(label=FIELDS["lora"], info="FILE or FILE:SCALE, with commas.")
-    return [ctx, slots, kv, aim, split, layers, gpu, draft, lora]
+        margin = gr.Number(label=FIELDS["margin-mib"], info="MiB. Empty: as planned.", precision=0, minimum=0)
+    return [ctx, slots, kv, aim, split, layers, gpu, draft, lora, margin]

@@ -21,6 +21,7 @@ FIELDS: Final = {
     "split": "Split over GPUs",
     "draft": "Draft model",
     "lora": "LoRA adapters",
+    "margin-mib": "Left free on each GPU",
 }
 """What the page calls the settings that the terminal has flags for (load_fields.py)."""
 _FLAG: Final = re.compile(rf"--({'|'.join(FIELDS)})(?![\w-])")

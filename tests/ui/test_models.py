@@ -46,7 +46,7 @@ from tests.fakes import FakeService
 from tests.profiles import machine
 
 DESK = machine(("NVIDIA GeForce RTX 3060", 12))
-NOTHING = [None, None, AS_PLANNED, AS_PLANNED, AS_PLANNED, None, "", "", ""]
+NOTHING = [None, None, AS_PLANNED, AS_PLANNED, AS_PLANNED, None, "", "", "", None]
 EVIL = '<img src=x onerror="window.__x=1">'
 
 
@@ -209,7 +209,7 @@ async def test_a_hub_that_refuses_stops_nothing_that_is_shown(
     for values in (NOTHING, [1.5, *NOTHING[1:]]):
         *_, now = await desk.refresh(PAGE, unknown, seen, *values)
         assert "70 kB" in now
-    look, (*_, now, said, _, _, _, _, _, _, _, _, _, _) = await pressed(desk, "pause", ref, unknown)
+    look, (_, _, _, now, said, *_) = await pressed(desk, "pause", ref, unknown)
     assert "paused" in now
     assert said == ""  # it was paused; that the hub says nothing of the other is no news
     hub.release.set()
@@ -271,12 +271,13 @@ def test_a_file_is_added_where_it_lies(service: FakeService, tmp_path: Path) -> 
 
 def test_settings_are_kept_for_a_model_and_shown_again(service: FakeService) -> None:
     desk, look = Desk(service, Works()), Look("nemotron-3-nano-4b")
-    wished = [4096, 2, "q8_0", "speed", AS_PLANNED, None, "0", "off", ""]
+    wished = [4096, 2, "q8_0", "speed", AS_PLANNED, None, "0", "off", "", 300]
     detail, _, said = desk.keep(look, *wished)
     assert "Kept" in said
     assert "4,096 tokens, as asked for" in detail
     kept = service.shelf.kept_settings(look.ref)
-    assert kept["ctx"] == 4096
+    assert (kept["ctx"], kept["margin_mib"]) == (4096, 300)
+    assert "0.3 GiB stay free" in detail
     assert fields_of(kept) == wished
     assert "4,096 tokens, as asked for" in desk.sight.chosen(look, None)[0]
     desk.forget(look)
@@ -297,7 +298,7 @@ async def test_settings_are_kept_by_the_line_of_the_list(hub: FakeHub, service: 
     await until(lambda: shelf.downloads.all()[0].state == "done")
     shelf.keep_settings("hf:acme/Demo-GGUF:Q4_0", {"ctx": 64})  # by the command line, for one file
     _, values = await pressed(desk, "open", "hf:acme/Demo-GGUF", Look())
-    assert values[-9] == 64
+    assert values[6] == 64
     desk.forget(Look("hf:acme/Demo-GGUF"))
     assert shelf.kept_settings("hf:acme/Demo-GGUF:Q4_0") == {}
 
@@ -328,7 +329,7 @@ async def test_loads_go_on_beside_the_page_and_say_how_they_ended(service: FakeS
         raise EngineError(f"{EVIL} does not fit.")
 
     service.load = load  # type: ignore[method-assign, assignment]
-    look, (*_, now, said, chosen, _, _, _, _, _, _, _, _, _) = await pressed(desk, "load", ref, Look())
+    look, (_, _, _, now, said, chosen, *_) = await pressed(desk, "load", ref, Look())
     await asyncio.wait_for(began.wait(), 5)
     assert said == ""
     assert chosen.value == ref  # the chat's picker shows it too
@@ -385,7 +386,7 @@ async def test_what_earlier_runs_began_is_offered(hub: FakeHub, service: FakeSer
     assert "NVIDIA Nemotron 3 Nano 4B Q4_K_M" in now
     assert "paused at 0%, 1 MB of" in now
     ref = "hf:acme/Demo-GGUF:Demo-Q8_0.gguf"
-    look, (*_, now, _, _, _, _, _, _, _, _, _, _, _) = await pressed(desk, "cancel", ref, Look())
+    look, (_, _, _, now, *_) = await pressed(desk, "cancel", ref, Look())
     assert "Throw away 2 MB?" in now
     await pressed(desk, "cancel-yes", ref, look)
     assert not folder.exists()
