@@ -10,6 +10,7 @@ import hashlib
 import io
 import os
 import re
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -160,6 +161,10 @@ class _LostError(Exception):
         self.wait_s = wait_s
 
 
+def _open_itself(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o666)
+
+
 class _Partial:
     """An open partial file. `n_bytes` and `digest` always tell of the same bytes, those at its start;
     `published` is the sha256 that it must come to, "" while none is known."""
@@ -174,9 +179,15 @@ class _Partial:
     @classmethod
     @contextmanager
     def open(cls, source: Source, stop: threading.Event) -> Iterator[_Partial]:
-        """Take up the bytes that an earlier run left."""
+        """Take up the bytes that an earlier run left. What lies there and is no file of its own, such as a
+        link, is left alone: what it leads to is nobody's to write."""
         try:
-            stream = io.FileIO(source.partial, "r+" if source.partial.exists() else "x+")
+            is_there = os.path.lexists(source.partial)
+            if is_there and not stat.S_ISREG(source.partial.lstat().st_mode):
+                raise DownloadError(
+                    f"{source.partial} is no ordinary file.", hint="Remove it, and try again."
+                )
+            stream = io.FileIO(source.partial, "r+" if is_there else "x+", opener=_open_itself)
         except OSError as error:
             raise disk_error(error, source.partial) from None
         with stream:

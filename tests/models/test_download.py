@@ -107,6 +107,24 @@ def test_a_later_run_asks_for_the_rest_only(hub: FakeHub) -> None:
     assert found_files() == ["acme/Big-GGUF/big.gguf", "acme/Big-GGUF/big.gguf.json"]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such files")
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_partial_file_that_is_none_is_left_alone(hub: FakeHub, tmp_path: Path, kind: str) -> None:
+    big(hub)
+    cut(hub)
+    (name,) = found_files()
+    partial, victim = models_dir() / name, tmp_path / "victim"
+    partial.unlink()
+    victim.write_text("mine")
+    if kind == "link":
+        partial.symlink_to(victim)
+    else:
+        os.mkfifo(partial)
+    with pytest.raises(DownloadError, match="no ordinary file"):
+        download.pull(BIG, config.load(), retry=HASTY)
+    assert victim.read_text() == "mine"
+
+
 def test_a_server_that_ignores_ranges_does_not_make_the_file_longer(hub: FakeHub) -> None:
     data = big(hub)
     cut(hub)
