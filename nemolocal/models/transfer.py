@@ -185,7 +185,8 @@ class _Partial:
             is_there = os.path.lexists(source.partial)
             if is_there and not stat.S_ISREG(source.partial.lstat().st_mode):
                 raise DownloadError(
-                    f"{source.partial} is no ordinary file.", hint="Remove it, and try again."
+                    f"Cannot write {source.partial}: it is no ordinary file.",
+                    hint="Remove it, and try again.",
                 )
             stream = io.FileIO(source.partial, "r+" if is_there else "x+", opener=_open_itself)
         except OSError as error:
