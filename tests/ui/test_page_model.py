@@ -17,7 +17,9 @@ def test_a_chat_and_then_every_tab(starter_path: Path, home: Path, context: Brow
     with starter_server(starter_path, home, "--ctx", "1024", has_page=True) as server:
         tab = Tab(context.new_page(), server.url)
         tab.page.set_default_timeout(30_000)
-        tab.open()
+        tab.page.goto(server.url)  # which shows that it loads until the page is drawn
+        expect(tab.page.locator("#composer .submit-button")).to_be_visible(timeout=60_000)
+        expect(tab.page.locator("#model-picker input")).not_to_have_value("", timeout=30_000)
         tab.type("Say hi in two words.")
         expect(tab.page.locator("#messages .bot-row small")).to_contain_text("tokens/s", timeout=60_000)
         page = tab.page
