@@ -29,8 +29,8 @@
   };
   body.classList.toggle("settings-open", hasRoom() && localStorage.getItem("nemolocal.panel") === "open");
 
-  // One view at a time: the chat, the models, the hardware. The address remembers which.
-  const views = ["chat", "models", "hardware"];
+  // One view at a time: the chat, the documents, the models, the hardware. The address remembers which.
+  const views = ["chat", "documents", "models", "hardware"];
   const show = (view) => {
     for (const each of views) body.classList.toggle(`view-${each}`, each === view);
     history.replaceState(null, "", `${location.pathname}${location.search}${view === "chat" ? "" : `#${view}`}`);
@@ -65,6 +65,9 @@
     }
     set(document.querySelector("#model-picker input"), "placeholder", "No model chosen");
     set(document.querySelector("#models-said"), "role", "status");
+    set(document.querySelector("#documents-said"), "role", "alert");
+    set(document.querySelector("#documents-reads"), "aria-live", "polite");
+    set(document.querySelector("#attach"), "aria-label", "Add documents");
     set(document.querySelector("#notice"), "role", "alert");
     set(document.querySelector("#status"), "role", "status");
     for (const line of document.querySelectorAll("#messages [data-testid=bot]:has(small)")) {
@@ -95,7 +98,8 @@
 
   // Buttons that the server drew hand themselves back through a hidden field of their part of the page.
   const press = ({ dataset, parentElement }) => {
-    const part = parentElement.closest("#proposal") ? "#proposal-presses" : "#models-presses";
+    const part = parentElement.closest("#proposal") ? "#proposal-presses"
+      : parentElement.closest("#documents-view") ? "#documents-presses" : "#models-presses";
     const field = document.querySelector(`${part} :is(textarea, input)`);
     if (!field) return;
     const set = Object.getOwnPropertyDescriptor(Object.getPrototypeOf(field), "value").set;
@@ -105,7 +109,67 @@
     if (["open", "close"].includes(dataset.act)) document.querySelector("#models-view").scrollTo(0, 0);
   };
 
+  // Documents that were chosen, or dropped anywhere on the page, go to the server one after the other; the
+  // Documents view shows what becomes of them.
+  const send = async (query, file) => {
+    try {
+      const headers = { "Content-Type": "application/octet-stream" };
+      await fetch(`documents/add?${query}`, { method: "POST", headers, body: file });
+    } catch {
+      query.set("problem", "lost"); // a file that is gone by now, or a server that is
+      await fetch(`documents/add?${query}`, { method: "POST" }).catch(() => {});
+    }
+  };
+  const endings = () => (document.querySelector("[data-accept]")?.dataset.accept ?? "").split(",");
+  const addDocuments = async (files, folders = []) => {
+    document.querySelector("#nav-documents")?.click();
+    const batch = crypto.getRandomValues(new Uint32Array(2)).join("");
+    for (const file of files) {
+      const query = new URLSearchParams({ tab, batch, name: file.name, size: file.size });
+      if (folders.includes(file)) query.set("problem", "folder");
+      else if (!endings().some((ending) => file.name.toLowerCase().endsWith(ending))) query.set("problem", "kind");
+      await send(query, query.has("problem") ? undefined : file);
+    }
+  };
+  const chooseDocuments = () => {
+    const field = Object.assign(document.createElement("input"), {
+      type: "file", multiple: true, accept: endings().join(","),
+    });
+    field.addEventListener("change", () => addDocuments(Array.from(field.files)));
+    field.click();
+  };
+  const holdsFiles = (event) => event.dataTransfer?.types.includes("Files");
+  let leaving = 0;
+  document.addEventListener("dragover", (event) => {
+    if (!holdsFiles(event)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    event.dataTransfer.dropEffect = "copy";
+    body.classList.add("dropping");
+    clearTimeout(leaving); // nothing tells reliably that a file was dragged out of the window again
+    leaving = setTimeout(() => body.classList.remove("dropping"), 300);
+  }, true);
+  document.addEventListener("drop", (event) => {
+    if (!holdsFiles(event)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    body.classList.remove("dropping");
+    const items = Array.from(event.dataTransfer.items, (item) => [item.getAsFile(), item.webkitGetAsEntry?.()]);
+    const folders = items.filter(([file, entry]) => file && entry?.isDirectory).map(([file]) => file);
+    addDocuments(items.map(([file]) => file).filter(Boolean), folders);
+  }, true);
+  // The number of a source in an answer opens what was quoted of it.
+  const openCitations = (mark) => {
+    const found = mark.closest(".turn")?.querySelectorAll(`details[data-n="${Number(mark.dataset.n)}"]`) ?? [];
+    for (const each of found) each.open = true;
+    found[0]?.querySelector("summary").focus();
+    found[0]?.scrollIntoView({ block: "nearest" });
+  };
+
   const actions = {
+    attach: chooseDocuments,
+    "documents-choose": chooseDocuments,
+    "nav-documents": () => show("documents"),
     shade: toggleShade,
     "settings-toggle": () => openSettings(!body.classList.contains("settings-open")),
     "nav-chat": () => show("chat"),
@@ -119,6 +183,7 @@
     if (button && Object.hasOwn(actions, button.id)) actions[button.id]();
     if (button?.dataset.act === "models") document.querySelector("#nav-models")?.click();
     else if (button?.dataset.act) press(button);
+    else if (button?.classList.contains("cite")) openCitations(button);
   });
 
   // The server puts an invisible character where a tag could begin, and characters of its own for the marks
@@ -147,7 +212,8 @@
     // Enter that ends the writing of a word in Chinese, Japanese or Korean does not send it.
     if (event.isComposing && event.key === "Enter") event.stopPropagation();
     if (event.key === "Escape") {
-      const stop = document.querySelector("#composer .stop-button");
+      const field = body.classList.contains("view-documents") ? "#documents-question" : "#composer";
+      const stop = document.querySelector(`${field} .stop-button`);
       if (stop) stop.click();
       else if (body.classList.contains("settings-open") && !hasRoom()) {
         openSettings(false);

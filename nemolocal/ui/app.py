@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 
 # Before gradio is imported, which reads them. Nothing of this page is ever reported to anyone, and no table
@@ -22,7 +24,7 @@ from starlette.types import ASGIApp
 
 from nemolocal import config
 from nemolocal.service import Service
-from nemolocal.ui import chat, hardware, models, picker, settings, start
+from nemolocal.ui import chat, documents, hardware, models, picker, settings, start, uploads
 from nemolocal.ui.conversation import to_markdown
 from nemolocal.ui.tabs import Tabs
 from nemolocal.ui.theme import theme
@@ -31,8 +33,9 @@ from nemolocal.ui.works import Works
 TITLE = "NemoLocal"
 
 
-def build(service: Service, tabs: Tabs | None = None) -> gr.Blocks:
-    """Draw the page and wire it. `tabs` is what the server remembers of the open tabs."""
+def build(service: Service, tabs: Tabs | None = None, back: documents.Back | None = None) -> gr.Blocks:
+    """Draw the page and wire it. `tabs` is what the server remembers of the open tabs, `back` what it does
+    with documents beside them."""
     works = Works()
     blocks = gr.Blocks(title=TITLE, analytics_enabled=False, fill_height=True, fill_width=True)
     with blocks:
@@ -46,6 +49,7 @@ def build(service: Service, tabs: Tabs | None = None) -> gr.Blocks:
             gr.Button("Settings", elem_id="settings-toggle", min_width=40)
             with gr.Row(elem_id="nav"):  # page.js shows one view at a time
                 to_chat = gr.Button("Chat", elem_id="nav-chat", min_width=40)
+                to_documents = gr.Button("Documents", elem_id="nav-documents", min_width=40)
                 to_models = gr.Button("Models", elem_id="nav-models", min_width=40)
                 to_hardware = gr.Button("Hardware", elem_id="nav-hardware", min_width=40)
         with gr.Row(elem_id="body"):
@@ -55,11 +59,15 @@ def build(service: Service, tabs: Tabs | None = None) -> gr.Blocks:
             with main:
                 start.build(service, works, blocks, chosen)
                 opened = chat.build(service, tabs or Tabs(), chat.Shared(blocks, chosen, new, panel.fields))
+        with gr.Column(elem_id="documents-view", elem_classes="view"):
+            timers = [documents.build(service, back or documents.back_of(service), to_documents, chosen)]
         with gr.Column(elem_id="models-view", elem_classes="view"):
-            timers = [models.build(service, works, to_models, chosen)]
+            timers.append(models.build(service, works, to_models, chosen))
         with gr.Column(elem_id="hardware-view", elem_classes="view"):
             timers.append(hardware.build(service, to_hardware))
-        for button, seen in ((to_chat, None), (to_models, timers[0]), (to_hardware, timers[1])):
+        for button, seen in zip(
+            (to_chat, to_documents, to_models, to_hardware), (None, *timers), strict=True
+        ):
             # Only what is seen looks at anything again and again.
             switched = [gr.Timer(active=timer is seen) for timer in timers]
             button.click(partial(list, switched), None, timers, queue=False, api_visibility="private")
@@ -84,10 +92,19 @@ def _mounted(service: Service, tabs: Tabs) -> ASGIApp:
         headers = {"Content-Disposition": 'attachment; filename="conversation.md"'}
         return Response(text, media_type="text/markdown; charset=utf-8", headers=headers)
 
-    parent = Starlette(routes=[Route("/chat.md", export)])
+    back = documents.back_of(service)
+
+    @asynccontextmanager
+    async def life(app: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await back.close()
+
+    parent = Starlette(routes=[Route("/chat.md", export), *uploads.routes(back)], lifespan=life)
     gr.mount_gradio_app(
         parent,
-        build(service, tabs),
+        build(service, tabs, back),
         path="/",
         theme=theme(),
         head=_head(),

@@ -219,18 +219,21 @@ def _draw() -> View:
     )
     # Both lines are escaped where they are made; the sanitizer would take their roles and labels away.
     notice = gr.Markdown(elem_id="notice", container=False, sanitize_html=False)
-    composer = gr.Textbox(
-        label="Your message",
-        show_label=False,
-        container=False,
-        lines=1,
-        max_lines=10,
-        placeholder="Ask anything",
-        submit_btn="Send",
-        autofocus=True,
-        elem_id="composer",
-        html_attributes=gr.InputHTMLAttributes(enterkeyhint="send"),
-    )
+    with gr.Row(elem_id="composer-row"):
+        # Answered by assets/page.js: it opens the Documents tab with what was chosen.
+        gr.Button("Add documents", elem_id="attach", min_width=40)
+        composer = gr.Textbox(
+            label="Your message",
+            show_label=False,
+            container=False,
+            lines=1,
+            max_lines=10,
+            placeholder="Ask anything",
+            submit_btn="Send",
+            autofocus=True,
+            elem_id="composer",
+            html_attributes=gr.InputHTMLAttributes(enterkeyhint="send"),
+        )
     return View(
         chat=gr.State(()),
         tab=gr.State(""),
